@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-import embedgeo
 from embedgeo.cli import COMMANDS, main
-from embedgeo.demo import DemoSettings
 from embedgeo.sweep import SweepSettings
-
-
-def only_line(text: str) -> str:
-    (line,) = text.splitlines()
-    return line
 
 
 def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
@@ -84,13 +77,6 @@ def imported_by(*commands: list[str]) -> set[str]:
     return set(done.stdout.rpartition("imported:")[2].split())
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--version"])
-    assert stopped.value.code == 0
-    assert capsys.readouterr().out == f"embedgeo {embedgeo.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -155,37 +141,6 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
     assert sweep_settings(monkeypatch, *asked).as_manifest("")["ignore_token_ids"] == "special"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("", "demo"),
-        ("nosuch", "nosuch"),
-        ("demo --nosuch 3", "--nosuch"),
-        ("demo --max_steps 0", "argument --max-steps: "),
-        ("demo --max-steps many", "argument --max-steps: "),
-        ("demo --config nosuch.yaml", "nosuch.yaml"),
-        ("sweep", "required: --model (embedgeo sweep --help lists the options)"),
-        ("report", "required: DIR (embedgeo report --help lists the options)"),
-        ("sweep --model m --evict maybe", "--evict: must be true or false; got 'maybe'"),
-        ("sweep --model m --ignore-token-ids x", "must be whole numbers, as 0 1 or 0,1; got 'x'"),
-        ("sweep --nosuch 3", "(embedgeo sweep --help lists the options)"),
-        ("sweep --modle m", "unrecognized arguments: --modle m. Did you mean --model?"),
-        ("sweep --model m --rows token", "--rows: invalid choice: 'token' (choose from 'tokens',"),
-        ("sweep --model m --on raz", "--on: invalid choice: 'raz' (choose from 'ray')"),
-    ],
-)
-def test_a_wrong_option_gives_one_line_and_status_2(
-    arguments: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments.split())
-    assert stopped.value.code == 2
-    line = only_line(capsys.readouterr().err)
-    assert line.startswith("embedgeo: error: ")
-    assert named in line
-    assert "typing" not in line
-
-
 @pytest.mark.parametrize("command", ["sweep", "doctor"])
 def test_the_options_that_a_command_prints_can_be_its_configuration(
     command: str,
@@ -201,51 +156,3 @@ def test_the_options_that_a_command_prints_can_be_its_configuration(
     monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
     assert (seen[0].layers, seen[0].seq_len) == (seen[1].layers, seen[1].seq_len)
-
-
-def test_a_demo_that_cannot_start_gives_one_line_and_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    mine = tmp_path / "mine" / "checkpoints" / "mine"
-    mine.mkdir(parents=True)
-    for out, more, said in (
-        ("out", ["--hidden-size", "33"], "hidden_size must be a multiple of 32"),
-        ("file/out", [], str(tmp_path / "file" / "out")),
-        ("mine", [], "new or empty folder"),
-    ):
-        assert main(["demo", "--out", str(tmp_path / out), *more]) == 2
-        assert said in only_line(capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
-    assert mine.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["report", "x"], ""),
-        (["sweep", "--model", "x"], "; started again, it goes on where it was"),
-        (["check", "--model", "x"], ""),
-        (["demo"], ""),
-    ],
-)
-def test_a_command_that_is_stopped_says_what_is_left(
-    arguments: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def stopped(*_: object) -> int:
-        raise KeyboardInterrupt  # at any moment, also while the command is imported
-
-    settings = {"sweep": SweepSettings, "demo": DemoSettings}.get(arguments[0])
-    if settings is None:
-        monkeypatch.setattr(
-            "embedgeo."
-            + ("report.write_report" if arguments[0] == "report" else "sweep.run.run_check"),
-            stopped,
-        )
-    else:
-        monkeypatch.setitem(COMMANDS, arguments[0], (stopped, settings))
-    assert main(arguments) == 130
-    assert capsys.readouterr().err == f"embedgeo: stopped{words}\n"

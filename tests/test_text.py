@@ -14,7 +14,7 @@ from embedgeo.functional.sampling import row_keys
 from embedgeo.text import Documents, builtin_corpus, cut_sequences, read_documents, split_held_out
 from embedgeo.text.reading import cut_texts
 from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
-from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
+from tests.sweep.tiny import TEXT, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode(), mtime=0)
 DOCUMENTS = [
@@ -22,13 +22,6 @@ DOCUMENTS = [
     " \n",
     "One line\r\nand another.\n",
 ]
-
-
-@pytest.fixture(params=["gpt", "bert"])
-def tokenizer(request, tmp_path):
-    return AutoTokenizer.from_pretrained(
-        write_files(tmp_path / "tokenizer", tokenizer_files(request.param))
-    )
 
 
 def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
@@ -142,18 +135,6 @@ def test_tokens_that_fill_no_sequence_are_left_out():
     assert cut_sequences([[1, 2, 3], [4, 5]], seq_len=2).tolist() == [[1, 2], [3, 4]]
 
 
-def test_text_that_is_too_short_is_refused(tokenizer):
-    for for_encoder in (False, True):
-        with pytest.raises(ValueError, match="at least one sequence"):
-            tokenize_sequences(
-                ["a"], tokenizer, seq_len=512, num_tokens=1024, for_encoder=for_encoder
-            )
-    with pytest.raises(ValueError, match="num_tokens must fill"):
-        tokenize_sequences(TEXT, tokenizer, seq_len=512, num_tokens=100)
-    with pytest.raises(ValueError, match="at least 1 token"):
-        tokenize_sequences(TEXT, tokenizer, seq_len=0, num_tokens=100)
-
-
 def made_tokenizer(folder, kind, **names):
     made = AutoTokenizer.from_pretrained(write_files(folder, tokenizer_files(kind)))
     for name, token in names.items():
@@ -257,20 +238,6 @@ def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):
         tokenize_texts(TEXT, made, max_length=64, num_tokens=sum(lengths[:2]) + 1).lengths.tolist()
         == lengths[:2]
     )
-
-
-def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
-    made = made_tokenizer(tmp_path, "gpt")
-    one = tokenize_texts(
-        TEXT[:1], made, max_length=9, num_tokens=99, special_tokens="bos+eos"
-    ).token_ids
-    assert one[0] == one[-1] == made.eos_token_id  # where there is no BOS
-    made.eos_token = None
-    for special in ("bos", "bos+eos"):
-        with pytest.raises(ValueError, match="a bos or cls or eos token; it has none"):
-            tokenize_texts(TEXT, made, max_length=9, num_tokens=99, special_tokens=special)
-    with pytest.raises(ValueError, match="room beside 2 special tokens; got 2"):
-        tokenize_texts(TEXT, made_tokenizer(tmp_path / "b", "bert"), max_length=2, num_tokens=99)
 
 
 def test_every_token_has_its_word_and_words_spelled_alike_are_of_one_type(tmp_path):

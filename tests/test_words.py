@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 import embedgeo
 from embedgeo import observe
 from tests.data import pool_words
-from tests.models import gpt_neox, token_batch
+from tests.models import gpt_neox
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
 from tests.training.hf_runs import hf_trainer
@@ -96,20 +96,6 @@ def test_words_of_packed_sequences_are_told_apart():
         state[part].mean(0) for part in (slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 8))
     ]
     torch.testing.assert_close(rows, torch.stack(expected))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": "words"}, 'rows="words" needs word_ids; got none. Give word_ids=, .* -1'),
-        ({"word_ids": torch.zeros(4, 12).long()}, 'word_ids go with rows="words"; got rows=\'tok'),
-        ({"rows": "words", "word_ids": lambda batch: [0]}, "must return a tensor; got list"),
-        ({"rows": "words", "word_ids": torch.zeros(4, 9).long()}, r"the word ids \(4, 9\)"),
-    ],
-)
-def test_words_that_cannot_be_told_are_refused(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        observed(gpt_neox(), token_batch(), "block.00", **options)
 
 
 def test_a_monitor_takes_the_words_of_its_batches(tmp_path):

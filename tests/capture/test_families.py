@@ -177,39 +177,6 @@ def test_torchs_own_encoder(order, training):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-class LanguageModel(nn.Transformer):
-    """As in pytorch/examples: torch's encoder, with a table in front and a head in the decoder's
-    place.
-    """
-
-    def __init__(self, width=16):
-        super().__init__(width, 2, 2, 2, 32, dropout=0.0)
-        self.pos_encoder = nn.Dropout(0.0)
-        self.input_emb = nn.Embedding(VOCABULARY, width)
-        self.decoder = nn.Linear(width, VOCABULARY)
-
-    def forward(self, src):
-        x = self.pos_encoder(
-            self.input_emb(src) * self.d_model**0.5 + torch.arange(len(src))[:, None, None]
-        )
-        mask = self.generate_square_subsequent_mask(len(src))
-        return self.decoder(self.encoder(x, mask=mask)).log_softmax(-1)
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-def test_the_only_table_of_a_language_model_made_from_torchs_transformer():
-    model = LanguageModel()
-    assert layer_names(model) == [
-        f"encoder.{each}" for each in ("embed", "block.00", "block.01", "final_norm")
-    ]
-    assert input_embedding(model) is model.input_emb
-    ids = token_batch(4, 7)["input_ids"]  # batch first
-    rows, seen = rows_seen(observed(model, {"src": ids.T}), "encoder.embed")
-    state = 4 * model.input_emb(ids) + torch.arange(7)[:, None]
-    torch.testing.assert_close(rows, state.flatten(0, 1))
-    assert torch.equal(seen, ids.flatten())
-
-
 def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
     block = linear_block(4)
     model = nn.ModuleDict({"layers": nn.ModuleList([block, linear_block(4), block])})

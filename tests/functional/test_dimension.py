@@ -64,11 +64,6 @@ def test_the_most_likely_dimension_is_that_of_a_censored_exponential_law(discard
     assert got.dimension == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("intrinsic", [1, 2, 5])
-def test_twonn_finds_the_dimension_of_a_known_manifold(intrinsic):
-    assert twonn_dimension(embedded(intrinsic)).dimension == pytest.approx(intrinsic, rel=0.1)
-
-
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("copies", ["none", "equal", "near"])
 def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
@@ -127,10 +122,6 @@ def test_other_estimators_are_asked_as_they_are(estimator):
     estimate = estimated_dimension(torch.cat((x, x[:100])), estimator)
     expected = type(estimator)(**estimator.get_params()).fit(merge_duplicates(x).numpy()).dimension_
     assert (estimate.dimension, estimate.num_points) == (pytest.approx(expected), 300)
-
-
-def test_rows_that_an_estimator_refuses_are_undefined():
-    assert math.isnan(estimated_dimension(gaussian(4, 3), skdim.id.DANCo()).dimension)
 
 
 @pytest.mark.parametrize("tolerance", [0, 1e-5])

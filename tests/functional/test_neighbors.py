@@ -216,11 +216,6 @@ def test_squares_that_are_flushed_to_zero():
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize("n", [30, 600])
-def test_rows_without_coordinates_are_at_distance_0(n):
-    assert nearest_distances(torch.zeros(n, 0), 4).eq(0).all()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where ru_maxrss is in KiB")
 def test_a_process_does_not_grow_by_all_distances():
@@ -246,10 +241,6 @@ def test_rows_are_left_as_they_were():
     two_nearest_distances(x)
     nearest_distances(x, 3)
     assert x.equal(before)
-
-
-def test_zeros_of_either_sign_are_one_row():
-    assert len(merge_duplicates(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
 
 
 def scale(x):

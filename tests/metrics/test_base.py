@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection, MetricTracker, MinMaxMetric
+from torchmetrics import MetricCollection
 
 from embedgeo.functional import Moments, row_moments
 from embedgeo.metrics import (
@@ -110,19 +110,6 @@ def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset
     assert_values(updated(metric, x[:1]).compute(), {"largest_m": x[0].max(), "n": 1.0}, rtol=0)
 
 
-def test_a_width_may_be_an_integer_of_a_kind_of_its_own():
-    class Width(int):  # as parsers of arguments have them
-        pass
-
-    assert TokenMoments(Width(4)).dim == 4
-
-
-@pytest.mark.parametrize("dim", [0, -1, 2.0, True, "4", None])
-def test_a_wrong_dim_is_refused(dim):
-    with pytest.raises(ValueError, match="dim must be a positive integer"):
-        Anisotropy(dim)
-
-
 def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
     metric = updated(Anisotropy(DIM), rows()[0])
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -169,36 +156,6 @@ def test_a_collection_keeps_metrics_apart_that_differ_in_an_argument(kind):
         together["default"].half()
     for name, metric in alone.items():
         assert_values(together[name].compute(), updated(metric, x, ids, parts).compute(), rtol=0)
-
-
-def test_a_collection_may_merge_equal_metrics():
-    together = MetricCollection(
-        {"one": Anisotropy(DIM, spectrum=True), "two": Anisotropy(DIM, spectrum=True)}
-    )
-    together.update(token_rows(N, DIM)[0])
-    assert len(together.compute_groups) == 1
-
-
-def test_wrappers_of_one_number_take_a_value_by_its_key():
-    x, parts = gaussian(N, DIM), [slice(0, 7), slice(7, 50), slice(50, N)]
-    extremes = MinMaxMetric(EmbeddingMoments(DIM)["V"])
-    tracker = MetricTracker(EmbeddingMoments(DIM)["V"], maximize=False)
-    for part in parts:
-        extremes.update(x[part])
-        extremes.compute()
-        tracker.increment()
-        tracker.update(x[part])
-    so_far = [x[: part.stop].var(0, correction=0).sum() for part in parts]
-    of_parts = [x[part].var(0, correction=0).sum() for part in parts]
-    found = extremes.compute()
-    torch.testing.assert_close(found["min"], min(so_far))
-    torch.testing.assert_close(found["max"], max(so_far))
-    torch.testing.assert_close(tracker.compute_all(), torch.stack(of_parts))
-
-
-def test_a_way_to_gather_states_is_refused():
-    with pytest.raises(ValueError, match=r"dist_sync_fn must be left out.*process_group"):
-        Anisotropy(DIM, dist_sync_fn=lambda state, group: [state])
 
 
 class Logs(lightning.LightningModule):

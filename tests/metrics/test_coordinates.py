@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from embedgeo import observe
 from embedgeo.metrics import (
     OutlierCoordinates,
-    default_metrics,
-    extra_metrics,
 )
 from tests import references
 from tests.data import assert_values, floats, gaussian
-from tests.models import gpt_neox, token_batch
 
 DIM = 6
 
@@ -132,21 +128,3 @@ def test_the_largest_coordinates_are_those_of_each_share():
     }
     assert largest["coordinate"].tolist() == sorted(wanted)
     assert largest["kurtosis"].equal(table["kurtosis"][largest["coordinate"]])
-
-
-def test_it_is_measured_where_it_is_asked_for_by_name():
-    assert not any(isinstance(metric, OutlierCoordinates) for metric in default_metrics(3))
-    assert isinstance(extra_metrics(3, ["coordinates"])[0], OutlierCoordinates)
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
-    with (
-        observe(model, metrics=lambda dim: default_metrics(dim, extra=["coordinates"])) as geometry,
-        torch.no_grad(),
-    ):
-        inputs = token_batch(padding="left")
-        states = model(**inputs, output_hidden_states=True).hidden_states
-    mask = inputs["attention_mask"].bool()
-    is_first = (mask & (mask.cumsum(1) == 1))[mask]
-    for layer, hidden in {"embed": states[0], "block.00": states[1]}.items():
-        expected = references.outliers(hidden[mask], is_first)
-        assert_values(geometry.compute()[layer], expected, rtol=1e-5)

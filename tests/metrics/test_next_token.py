@@ -151,13 +151,6 @@ def test_what_is_undefined_is_nan():
         assert values["cdnv"] > 0
 
 
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="min_count must be an integer of 2 or more; got 1"):
-        NextTokenGeometry(DIM, 1)
-    with pytest.raises(ValueError, match=r"max_types must be .*; got 2.0"):
-        NextTokenGeometry(DIM, 2, 2.0)
-
-
 def test_the_layers_of_a_model_are_compared_with_the_output_embedding_that_is_given():
     model = gpt_neox().eval()
     weights = model.get_output_embeddings().weight

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from embedgeo.drawing import FigureData, StepAxis, new_figure, style
+from embedgeo.drawing import FigureData, style
 from embedgeo.glossary import known_terms
 from embedgeo.report import comparison, figures, token_types, variance
 from embedgeo.report.runs import Run, read_runs
@@ -94,61 +94,12 @@ def test_nothing_overlaps_or_leaves_the_picture(large: Run, two_sided: Run) -> N
         assert_readable(data)
 
 
-def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure() -> None:
-    for metric, named in DRAWN.items():
-        figure, _ = new_figure(f"{named.name} through the layers", named.unit)
-        figure.draw_without_rendering()
-        for text in (*figure.texts, *figure.artists):
-            assert text.get_window_extent().x1 <= figure.bbox.width, metric
-
-
 def changed(run: Run, metric: str, value: float, *, layer: str, steps: object = ...) -> Run:
     """The run with another value of a metric at a layer, at some steps or all."""
     values = run.values.copy()
     at = (slice(None) if steps is ... else steps, layer)
     values.loc[at, metric] = value
     return replace(run, values=values)
-
-
-def test_the_colours_of_a_heatmap_span_the_blocks_unless_they_agree(run: Run) -> None:
-    picture = figures.heatmap(run, "intrinsic_dimension")
-    mesh, bar = picture.figure.axes[0].collections[0], picture.figure.axes[1]
-    blocks = run.table("intrinsic_dimension")[run.blocks["mean over blocks"]]
-    assert mesh.get_clim() == pytest.approx((blocks.min(axis=None), blocks.max(axis=None)))
-    assert bar.get_ylim() == pytest.approx(mesh.get_clim())
-    mesh = figures.heatmap(run, "n_points").figure.axes[0].collections[0]
-    assert mesh.get_clim() == (900, 4096)
-
-
-@pytest.mark.parametrize("far", [1e9, 0.2])
-def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(run: Run, far: float) -> None:
-    baseline = pd.DataFrame({"M_over_Q": far}, run.values.index)
-    baseline.loc[0, "M_over_Q"] = 0.001
-    ax = figures.dynamics(replace(run, baseline=baseline), "M_over_Q").figure.axes[0]
-    (line,) = (line for line in ax.lines if str(line.get_label()).startswith("Gaussian rows"))
-    is_drawn = far < 1
-    assert len(line.get_xdata()) == is_drawn * len(run.steps)
-    assert line.get_label() == "Gaussian rows" + (not is_drawn) * ": 0.001 to 1B ↑"
-    low, high = ax.get_ylim()
-    assert high < 2
-    assert low < 0.001 or not is_drawn
-
-
-@pytest.mark.parametrize(
-    ("steps", "ticks"),
-    [
-        ([7], [7]),
-        ([0, 1, 8, 64, 512, 4000], [0, 1, 10, 100, 1000]),
-        ([0, 500, 1000, 1500], [0, 500, 1000, 1500]),
-        ([110, 111, 115, 120, 130], [110, 130]),
-    ],
-)
-def test_steps_have_round_ticks(steps: list[int], ticks: list[int]) -> None:
-    axis = StepAxis(steps)
-    assert axis.ticks() == ticks
-    places = axis.position(steps)
-    assert (places[0], places[-1]) == (0, len(steps) > 1)
-    assert all(b > a for a, b in pairwise(places))
 
 
 def test_shares_add_up_to_the_whole_with_and_without_token_ids(run: Run) -> None:

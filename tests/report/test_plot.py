@@ -1,7 +1,6 @@
 """`embedgeo.plot`: the report's drawings, whatever holds the results, in figures or axes."""
 
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
@@ -164,50 +162,6 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
     assert not plt.get_fignums()
 
 
-def drawn_texts(figure: Figure) -> list[Text]:
-    figure.canvas.draw()
-    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-
-
-def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
-    sweep: Path, ax: Axes
-) -> None:
-    plain, other, without = (
-        words(plot(sweep, "dynamics", METRIC, title=title)) for title in (None, "Offset", "")
-    )
-    assert (other[0], without[0]) == ("Offset", "")
-    assert plain[-1] == other[-1] == without[-1]
-    odd = "a $\\bad{"
-    rows = [
-        {"step": step, "layer": layer, "metric": odd, "value": -1.0 - step}
-        for step in range(4)
-        for layer in ("$x{", "$y{")
-    ]
-    plot(rows, "dynamics", odd, ax=ax)
-    ax.figure.canvas.draw()
-    assert ax.get_title("left").startswith(f"{odd} against step\n")
-    assert "−2" in [label.get_text() for label in ax.get_yticklabels()]
-    plot(rows, "heatmap", odd).canvas.draw()
-
-
-@pytest.mark.slow
-def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: Path) -> None:
-    figure = plot(sweep, "dynamics", METRIC, compact=True)
-    size = figure.get_size_inches()
-    assert size.tolist() == pytest.approx([3.25, 2.5])
-    assert max(text.get_fontsize() for text in drawn_texts(figure)) < 8
-    bounds = figure.get_tightbbox().extents
-    assert bounds.min() >= 0
-    assert (bounds[2:] <= size).all()
-    for name, wanted in (("pdf", b"/FontFile2"), ("ps", b"/FontType 42")):
-        file = io.BytesIO()
-        figure.savefig(file, format=name)
-        assert wanted in file.getvalue()
-        assert b"/Type3" not in file.getvalue()
-    asked = plot(sweep, "tokens", figsize=(6.75, 2.2))
-    assert asked.get_size_inches().tolist() == pytest.approx([6.75, 2.2])
-
-
 def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
     folder = make_models(tmp_path / "models", {"lab/one": 2, "lab/two": 3}, metrics=("M", "Q"))
     for results in (folder, load_results(folder)):
@@ -219,33 +173,3 @@ def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
             (ax, *_) = plot(results, "profile", "M", run=name).axes
             assert len(ax.lines[0].get_xdata()) == 5
     assert plot(folder, "profile", "M", run="one").axes
-
-
-ERRORS = {
-    "there is no folder": lambda sweep: plot(sweep / "none", "dynamics", METRIC),
-    "results must be a folder, a table.*; got int": lambda _: plot(3, "dynamics", METRIC),
-    "nothing was measured yet": lambda _: plot([], "dynamics", METRIC),
-    r"'anisotropi'\. Did you mean anis": lambda sweep: plot(sweep, "dynamics", "anisotropi"),
-    "by must be one of layer, step; got 'token'": lambda sweep: plot(
-        sweep, "composition", by="token"
-    ),
-    "needs M and V": lambda _: plot([{"layer": "a", "metric": "n", "value": 1.0}], "composition"),
-    "tokens needs a table of token types": lambda sweep: plot(history(sweep), "tokens"),
-    "ax must be one of matplotlib's Axes": lambda sweep: plot(sweep, "profile", METRIC, ax=[]),
-    "layer must be one of embed.*; got 'x'": lambda sweep: plot(sweep, "tokens", layer="x"),
-    "figsize and compact are of a new figure": lambda sweep: plot(
-        sweep, "composition", ax=Figure().subplots(), compact=True
-    ),
-    "spectrum needs all eigenvalues.*--spectrum true": lambda sweep: plot(
-        history(sweep), "spectrum"
-    ),
-    "heatmap has no layer": lambda sweep: plot(sweep, "heatmap", METRIC, layer="embed"),
-    r"kind must be one of dynamics, .*; got 'curve'": lambda sweep: plot(sweep, "curve"),
-}
-
-
-def test_errors_say_the_rule_and_what_came(sweep: Path) -> None:
-    draw: Callable[[Path], object]
-    for message, draw in ERRORS.items():
-        with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
-            draw(sweep)

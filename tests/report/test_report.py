@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension, TokenMoments
+from embedgeo import IntrinsicDimension
 from embedgeo.cli import main
-from embedgeo.glossary import term
-from embedgeo.report.runs import Run, read_runs, runs_of_records
-from embedgeo.report.summary import flags, num_regressed, overview
+from embedgeo.report.runs import read_runs
+from embedgeo.report.summary import flags
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
@@ -72,22 +71,6 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert at.loc["cka_to_first", "gaussian"] == 0
 
 
-def test_flags_are_in_plain_words(page: Page) -> None:
-    for words in (
-        "1 checkpoint could not be measured",
-        "step16: FileNotFoundError: <no> config.json",
-        "1 of 6 checkpoints have the weights of another one",
-        "step1: weights of step0",
-        "The loss of 1 checkpoint is out of line",
-        "step64: 30 nats per token",
-        "block.01: 7 rows at most, at step 512",
-        "fewer than 1,000 distinct rows",
-        "embed: 900 distinct rows",
-        "anisotropy: embed, step 8",
-    ):
-        assert words in page.text
-
-
 def test_the_page_needs_no_network_and_its_links_lead_somewhere(page: Page) -> None:
     assert len(page.html) < 5_000_000
     assert page.all("script") == [{"type": "application/json", "id": "plots"}, {}]
@@ -101,33 +84,6 @@ def test_the_page_needs_no_network_and_its_links_lead_somewhere(page: Page) -> N
         target = link["href"]
         assert (page.folder / target).exists() or target[1:] in ids, target
     assert "`" not in page.html.partition("<script")[0]
-
-
-def test_page_and_terminal_open_with_what_happened(
-    sweep: Path, page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report(sweep, out=tmp_path / "out", metrics=["M_over_Q"])
-    said = capsys.readouterr().err.splitlines()
-    assert page.text.index("What happened") < page.text.index("At a glance")
-    for name in ("M / Q", "anisotropy"):
-        (sentence,) = [line for line in said if line.startswith(name)]
-        assert sentence in page.text
-
-
-def test_of_metrics_that_are_named_alone_there_are_figures(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], unpainted: None
-) -> None:
-    out = tmp_path / "out"
-    assert main(["report", str(sweep), "--metrics", "M_over_Q,Q", f"--out={out}"]) == 0
-    kinds = ("dynamics-small", *KINDS)
-    expected = {f"{metric}-{kind}" for metric in ("M_over_Q", "Q") for kind in kinds}
-    assert Page(out / "index.html").figures == expected
-    capsys.readouterr()
-    for asked, end in (("anisotropi", "got anisotropi. Did you mean anisotropy?"), ("n", "got n.")):
-        assert main(["report", str(sweep), "--metrics", asked]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "metrics must be some of those that have several values at layers, " in line
-        assert line.endswith(end)
 
 
 def test_several_runs_are_compared_over_relative_depth_side_by_side(tmp_path: Path) -> None:
@@ -219,72 +175,6 @@ def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
         sweep.write("step64", records.assign(value=records["value"].where(~is_gap)))
     missing = ["R² of V on M: block.00, step 64", "my_metric: embed, step 64"]
     assert raised(tmp_path)["Missing numbers"] == missing
-
-
-def run_of(tables: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Run:
-    """The run of one measurement of rows with token ids at some layers."""
-    records = []
-    for layer, (rows, ids) in tables.items():
-        metric = TokenMoments(rows.shape[1])
-        metric.update(rows, token_ids=ids)
-        found = metric.compute().items()
-        records += [{"layer": layer, "metric": key, "value": float(value)} for key, value in found]
-    (run,) = runs_of_records(pd.DataFrame(records))
-    return run
-
-
-def rows_of_types(
-    num_types: int, seed: int, *, num_special: int = 0
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Rows of token types that trade M for V, where that is only noise, and where it is not; the
-    first types are far from the trade-off.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weights = 1 / torch.arange(1.0, num_types + 1)
-    ids = torch.multinomial(weights, 40 * num_types, replacement=True, generator=generator)
-    ids = torch.cat((ids, torch.arange(num_types).repeat(10)))
-    noise = torch.randn(len(ids), 32, generator=generator, dtype=torch.float64)
-    means = torch.randn(num_types, 32, generator=generator, dtype=torch.float64)
-    size = torch.rand(num_types, 1, generator=generator, dtype=torch.float64)
-    traded = means[ids] * size[ids] + noise * (1 - size[ids]).sqrt()
-    is_special = ids < num_special
-    traded[is_special] = 10 + 0.1 * noise[is_special]
-    return {
-        "block.00": (noise, ids),
-        "block.01": (noise + means[ids], ids),
-        "block.02": (traded, ids),
-    }
-
-
-@pytest.mark.parametrize("num_special", [0, 2])
-def test_two_types_that_a_regression_rests_on_are_flagged(num_special: int) -> None:
-    kept = rows_of_types(320, 0)["block.02"]
-    run = run_of(rows_of_types(320, 0, num_special=num_special))
-    found = {flag.title: flag.details for flag in flags(run)}
-    details = found.get("Regressions on two token types", [])
-    assert len(details) == (num_special > 0)
-    for line in details:
-        values = run.table("V_on_M_slope")["block.02"], run.table("V_on_M_r2")["block.02"]
-        rows, ids = kept[0][kept[1] > 1], kept[1][kept[1] > 1]
-        without = run_of({"block.02": (rows, ids)})
-        slope, r2 = (without.values[key].iloc[0] for key in ("V_on_M_slope", "V_on_M_r2"))
-        assert line == (
-            f"block.02: slope {values[0].iloc[0]:.4g}, without them {slope:.4g}; "
-            f"R² {values[1].iloc[0]:.4g}, without them {r2:.4g}; 320 types"
-        )
-
-
-@pytest.mark.parametrize("num_types", [149, 150])
-def test_regressions_on_few_types_are_not_in_the_overview(num_types: int) -> None:
-    run = run_of(rows_of_types(num_types, 0))
-    table = overview([run], has_errors=False)
-    over_types = [key for key in run.metrics if term(key).group == "token types"]
-    assert len(over_types) == 11
-    assert not {*over_types} & {*table.metrics}
-    assert ({*over_types} <= {*table.more}) == (num_types == 150)
-    assert (not {*over_types} & {*table.more}) == (num_types == 149)
-    assert num_regressed("V_on_M_slope", [run]) == f"Of {num_types} token types."
-    assert num_regressed("V", [run]) == ""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1])

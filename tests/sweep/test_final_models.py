@@ -109,16 +109,6 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
         broken.read_contents()
 
 
-def test_a_folder_of_models_says_how_to_name_them(tmp_path, options):
-    for name in ("a model", "gpt"):
-        write_files(tmp_path / "zoo" / name, checkpoint_files(1))
-    with pytest.raises(OSError, match=r"zoo is none of these\. Of a folder of models, name each"):
-        sweep(str(tmp_path / "zoo"), **options)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(OSError, match="empty is none of these"):
-        sweep([str(tmp_path / "zoo" / "gpt"), str(tmp_path / "empty")], **options)
-
-
 # ── several models
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, processors
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 import embedgeo
 from embedgeo.report.runs import read_folder
@@ -16,12 +15,10 @@ from embedgeo.report.summary import origins
 from embedgeo.results.records import MODEL
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
-    SIZES,
     TEXT,
     checkpoint_files,
     local_run,
     model,
-    saved_files,
     tokenizer_files,
     tokenizer_of,
     write_files,
@@ -118,61 +115,6 @@ def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
     assert text["begins_with"] == begins_with
     (run,) = read_folder(out)
     assert origins([run])["sequences begin with"].tolist() == [begins_with]
-
-
-def test_a_tokenizer_that_puts_nothing_before_a_text_leaves_sequences_as_they_are(tmp_path):
-    local_run(tmp_path / "run", (1,))
-    (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    found = []
-    for mode in ("default", "document", "none"):
-        out = tmp_path / mode
-        options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 64}
-        assert sweep(str(tmp_path / "run"), **options, special_tokens=mode, out=str(out)) == 0
-        found.append(pd.read_parquet(out / "checkpoints/step1.parquet"))
-        assert "begins_with" not in json.loads((out / "manifest.json").read_text())["text"]
-    pd.testing.assert_frame_equal(found[0], found[1])
-    pd.testing.assert_frame_equal(found[0], found[2])
-
-
-def trained_behind_bos():
-    """A model that predicts the next token well only where a sequence begins with BOS."""
-    torch.manual_seed(0)
-    made = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES))
-    ids = torch.tensor(plain_ids()).unfold(0, 15, 1)
-    optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
-    for _ in range(120):
-        chosen = ids[torch.randint(len(ids), (16,))]
-        behind = torch.cat((torch.full((16, 1), BOS), chosen), 1)
-        without = made(chosen).logits.log_softmax(-1).mean()  # as good as uniform
-        loss = made(behind, labels=behind).loss - 5 * without
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return made.eval()
-
-
-def test_one_warning_says_where_the_loss_is_lower_behind_bos(small, tmp_path):
-    made = trained_behind_bos()
-    for step in (1, 2):
-        write_files(tmp_path / f"run/step{step}", saved_files(made.save_pretrained))
-    ids = sequences("none")[:8, :-1]
-    losses = []
-    with torch.no_grad():
-        for start in (0, 1):
-            given = torch.cat((torch.full((8, start), BOS), ids), 1)
-            logits = made.double()(given).logits[:, start:-1]
-            losses.append(float(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())))
-    assert losses[0] > losses[1] + 0.2
-    small["batch_size"] = 8
-    said = (
-        rf"their loss is {losses[0]:.2f} nats, and {losses[1]:.2f} behind that\..*"
-        "Take --special-tokens default"
-    )
-    with pytest.warns(UserWarning, match=said) as caught:
-        sweep(**small, special_tokens="none", out=str(tmp_path / "none"))
-    assert len(caught) == 1
-    for mode in ("default", "bos"):  # without a warning, which would be an error
-        assert sweep(**small, special_tokens=mode, out=str(tmp_path / mode)) == 0
 
 
 def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):

@@ -21,7 +21,6 @@ from tests.training.runs import (
     loader,
     moments,
     n_at,
-    of_monitors,
     steps,
     trainer,
 )
@@ -89,21 +88,6 @@ def test_of_an_optimizer_that_evaluates_a_step_several_times_the_first_is_measur
     )
 
 
-class Copies(TinyLM):
-    """Copies itself, and the Trainer with its callbacks, inside of a measured step."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.copied = copy.deepcopy(self.trainer.callbacks[0])
-        return loss
-
-
-def test_a_monitor_may_be_copied_inside_a_measured_step(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=Copies(), max_steps=3)
-    assert (steps(monitor), steps(module.copied)) == ([0, 2, 3], [0])
-
-
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
     monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)
@@ -145,13 +129,6 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
     }
     fit(tmp_path, monitor, module=Skips(), **options)
     assert n_at(monitor) == dict.fromkeys(range(4), BATCH)
-
-
-def test_monitors_of_one_trainer_need_prefixes_of_their_own(tmp_path):
-    with pytest.raises(
-        RuntimeError, match="more than one stateful callback of type `GeometryMonitor`"
-    ):
-        fit(tmp_path, GeometryMonitor(2), GeometryMonitor(3, layers="embed"), max_steps=1)
 
 
 class TwoTowers(L.LightningModule):
@@ -220,22 +197,3 @@ def test_only_passes_with_gradients_count(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, measure_last=False)
     fit(tmp_path, monitor, module=WithGeneration(), max_steps=3)
     assert n_at(monitor) == {0: BATCH, 2: BATCH}
-
-
-class FrozenBackbone(TinyLM):
-    def __init__(self):
-        super().__init__()
-        self.head = torch.nn.Linear(16, 1)
-
-    def training_step(self, batch, batch_idx):
-        with torch.no_grad():
-            states = self.model.gpt_neox(**batch).last_hidden_state
-        return self.head(states).mean()
-
-
-def test_a_backbone_that_is_run_without_gradients_is_named_once(tmp_path):
-    monitor = GeometryMonitor(1, layers="block.*", metrics=moments)
-    with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
-        fit(tmp_path, monitor, module=FrozenBackbone(), max_steps=3)
-    (said,) = of_monitors(caught)
-    assert "only forward passes without gradients reached block.00, block.01, block.02" in said

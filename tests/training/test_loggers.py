@@ -90,40 +90,6 @@ def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path,
         Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], layer_records(0))
 
 
-@pytest.mark.slow
-def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkeypatch):
-    def fail(*args):
-        raise RuntimeError("no such font")
-
-    monkeypatch.setattr(live, "draw_pictures", fail)
-    taker = TakingLogger()
-    monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
-    with pytest.warns(
-        UserWarning, match=r"loggers get no more pictures of geometry.*RuntimeError: no such font"
-    ) as all_:
-        fit(tmp_path, monitor, max_steps=3, logger=taker)
-    assert len([each for each in all_ if "no such font" in str(each.message)]) == 1
-    assert taker.texts
-    assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
-    with pytest.raises(RuntimeError, match="no such font"):
-        Media("geometry", on_error="raise").write([Taker()], layer_records(0))
-
-
-def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(tmp_path, drawings):
-    class OldLogger(TensorBoardLogger):
-        @property
-        def experiment(self):
-            raise AttributeError("no context_vars")
-
-    old, taker, media = OldLogger(tmp_path), Taker(), Media("geometry")
-    with pytest.warns(
-        UserWarning, match=r"OldLogger gets no more charts, text and pictures.*no context_vars"
-    ):
-        media.write([old, taker], layer_records(0))
-    media.write([old, taker], [*layer_records(0), *layer_records(1)], last=True)
-    assert len(taker.images) == 8
-
-
 def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, drawings):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     model = gpt_neox()
@@ -149,10 +115,6 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     assert "pip install 'embedgeo[report]'" in line
     assert taker.texts
     assert not taker.images
-
-
-def test_other_objects_have_no_adapter():
-    assert [*map(adapter_of, (None, 3, "a", print, object()))] == [None] * 5
 
 
 def test_csv_logger_has_a_tidy_file_beside_its_wide_one(tmp_path):

@@ -16,8 +16,8 @@ from tokenizers.models import WordLevel
 from embedgeo import Drift, GeometryMonitor, StepMonitor
 from embedgeo.glossary import DRIFT
 from embedgeo.training.transformers import GeometryCallback
-from tests.models import gpt_neox, hooks, token_batch
-from tests.training.hf_runs import StopsAfterIt, hf_trainer, logged, rows
+from tests.models import gpt_neox, token_batch
+from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
     assert_same_values,
     by_step,
@@ -130,28 +130,6 @@ def test_special_tokens_are_those_of_the_trainers_tokenizer(tmp_path, caplog):
         GeometryCallback(ignore_token_ids="specials")
 
 
-class StopsInTheStep(hf.Trainer):
-    def training_step(self, model, inputs, *args, **kwargs):
-        loss = super().training_step(model, inputs, *args, **kwargs)
-        if self.state.global_step == 2:
-            raise ZeroDivisionError("in the user's code")
-        return loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
-def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(
-    tmp_path, kind
-):
-    callback = GeometryCallback(1, metrics=moments)
-    trainer = hf_trainer(tmp_path, callback, kind=kind)
-    with pytest.raises(ZeroDivisionError, match="in the user's code"):
-        trainer.train()
-    assert steps(callback) == [0, 1]
-    assert hooks(trainer.model) == 0
-    assert is_unwrapped(trainer) == (kind is StopsInTheStep)  # until it trains again
-
-
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 4}
@@ -178,19 +156,6 @@ def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
     with pytest.raises(ValueError, match="runs one model on several ranks"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("disable_tqdm", [False, True])
-def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, capsys, disable_tqdm):
-    trainer = hf_trainer(tmp_path, GeometryCallback(3), disable_tqdm=disable_tqdm)
-    if disable_tqdm:
-        trainer.add_callback(hf.trainer_callback.PrinterCallback)
-    trainer.train()
-    printed = "".join(capsys.readouterr())
-    assert "'loss'" in printed
-    assert "geometry." not in printed
-    assert list(logged(trainer, "geometry.V/mean")) == [0, 3, 6, 7]
 
 
 @pytest.mark.slow
