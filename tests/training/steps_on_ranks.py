@@ -129,7 +129,7 @@ def batch_at(form, rank, step):
 
 
 def sampled_moments(dim):
-    return [*token_moments(dim), IntrinsicDimension(dim, 32)]
+    return [*token_moments(dim), IntrinsicDimension(dim, 256)]  # of all rows
 
 
 def run(form, rank, **options):
