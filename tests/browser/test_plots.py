@@ -23,7 +23,6 @@ const boxes = over.map(each => each.getBoundingClientRect());
 return boxes.length && boxes.map(box => [box.left, box.top, box.width, box.height]);
 """
 READOUT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .readout`).textContent'
-TEXT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .plot`).innerText'
 CHOOSE = """
 const form = document.getElementById("view");
 const fields = [...form.querySelectorAll(`[name=${arguments[0]}]`)];
