@@ -112,10 +112,6 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._devtools("Emulation.setEmulatedMedia", features=features)
 
-    def media(self, name):
-        """Show pages on a medium: "print", or "" for the screen."""
-        self._devtools("Emulation.setEmulatedMedia", media=name)
-
     def point(self, x, y, *, to=None):
         """Move the mouse to a point of the window, and, with the button down, from there to
         another.

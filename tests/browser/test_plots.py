@@ -23,7 +23,6 @@ const boxes = over.map(each => each.getBoundingClientRect());
 return boxes.length && boxes.map(box => [box.left, box.top, box.width, box.height]);
 """
 READOUT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .readout`).textContent'
-TEXT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .plot`).innerText'
 CHOOSE = """
 const form = document.getElementById("view");
 const fields = [...form.querySelectorAll(`[name=${arguments[0]}]`)];
@@ -163,21 +162,6 @@ def test_steps_of_few_rows_are_marked_as_in_the_picture(wide, page):
     assert "few rows" in wide.run(LEGEND, "M_over_Q-dynamics").split("\n")
 
 
-def test_scales_are_linear_or_logarithmic(wide, page):
-    opened(wide, page, "#&values=log&steps=linear")
-    shown(wide, "M_over_Q-dynamics")
-    assert "(log scale)" not in wide.run(TEXT, "M_over_Q-dynamics")
-    assert wide.run("return document.querySelector('#view [name=values]').value") == "log"
-    ((left, top, width, _),) = shown(wide, "M_over_Q-dynamics")
-    wide.point(left + width / 2, top)
-    linear = wide.run(READOUT, "M_over_Q-dynamics")
-    assert re.search(r"step (256|1,024): ", linear)
-    wide.run(CHOOSE, "steps", "")
-    assert address(wide) == "#&values=log"
-    wide.point(left + width / 2 + 1, top)
-    assert re.search(r"step (16|64): ", wide.run(READOUT, "M_over_Q-dynamics"))
-
-
 def test_dragging_zooms_all_figures_over_steps(wide, page):
     opened(wide, page)
     ((left, top, width, height),) = shown(wide, "M_over_Q-dynamics")
@@ -209,22 +193,3 @@ def test_nothing_is_wrong_with_figures_that_answer(browser, both):
         assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
     browser.prefer("light")
     browser.emulate(1300, 900)
-
-
-def test_print_has_the_pictures(wide, page):
-    opened(wide, page)
-    shown(wide, "M_over_Q-dynamics")
-    visible = (
-        "return getComputedStyle(document.querySelector('[data-plot=M_over_Q-dynamics] "
-        "img')).visibility"
-    )
-    assert wide.run(visible) == "hidden"
-    wide.media("print")
-    try:
-        assert wide.run(visible) == "visible"
-        drawn = (
-            "return [...document.querySelectorAll('.plot, #view')].some(e => e.checkVisibility())"
-        )
-        assert not wide.run(drawn)
-    finally:
-        wide.media("")

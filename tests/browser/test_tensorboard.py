@@ -155,17 +155,3 @@ def test_the_custom_scalars_page_draws_a_line_a_layer(server, charts, browser):
     )
     for (title, _), (text, _) in zip(charts, drawn, strict=False):
         assert title in text
-
-
-def test_the_images_page_loads_the_images_it_shows(server, browser):
-    browser.open(f"{server}/#images")
-    sizes = browser.wait(
-        INSIDE
-        + """
-        const images = inside(document).filter(e => e.tagName === "IMG" && /individualImage/.test(e.src));
-        const sizes = images.map(image => [image.naturalWidth, image.naturalHeight, image.clientWidth]);
-        return sizes.length >= arguments[0] && sizes.every(([width]) => width) && sizes;
-        """,
-        2 * len(headlines()),  # curves and heatmaps: further groups are closed
-    )
-    assert all(width == 2 * shown and height >= 500 for width, height, shown in sizes)

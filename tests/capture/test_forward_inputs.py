@@ -5,7 +5,6 @@ forward pass.
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from embedgeo import observe
 from tests.models import FAMILIES, gpt_neox, token_batch
@@ -103,56 +102,3 @@ def test_each_of_two_views_has_its_own_padding():
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
-
-
-# ── Virtual tokens
-# ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Prompted(nn.Module):
-    """Virtual tokens in front of the real ones, as embeddings (prompt tuning) or as keys and values
-    (prefix tuning).
-    """
-
-    def __init__(self, count, *, prefix=False, family="gpt_neox"):
-        super().__init__()
-        self.base_model = FAMILIES[family].build()
-        self.prompt = nn.Parameter(torch.randn(count, 16))
-        self.prefix = prefix
-
-    def forward(self, input_ids, attention_mask=None):
-        rows, count = len(input_ids), len(self.prompt)
-        if attention_mask is not None:
-            attention_mask = torch.cat([attention_mask.new_ones(rows, count), attention_mask], 1)
-        if self.prefix:
-            cache = DynamicCache(config=self.base_model.config)
-            for i in range(3):
-                states = self.prompt.view(1, count, 2, 8).transpose(1, 2).expand(rows, -1, -1, -1)
-                cache.update(states, states, i)
-            given = {"input_ids": input_ids, "past_key_values": cache}
-        else:
-            embeddings = self.base_model.get_input_embeddings()(input_ids)
-            given = {"inputs_embeds": torch.cat([self.prompt.expand(rows, -1, -1), embeddings], 1)}
-        return self.base_model(**given, attention_mask=attention_mask)
-
-
-@pytest.mark.parametrize("padding", ["left", "right", None])
-@pytest.mark.parametrize(
-    ("prefix", "family"), [(False, "gpt_neox"), (False, "bert"), (True, "gpt_neox")]
-)
-# from transformers 5.24 on
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
-def test_virtual_tokens_are_no_rows(prefix, family, padding):
-    model, batch = Prompted(5, prefix=prefix, family=family).eval(), token_batch(padding=padding)
-    keep = batch["attention_mask"].bool()
-    if padding is None:
-        del batch["attention_mask"]
-    geometry = observed(model, batch)
-    for layer in ("embed", "block.02"):
-        rows, ids = rows_seen(geometry, layer)
-        assert torch.equal(ids, batch["input_ids"][keep])
-        assert len(rows) == len(ids)
-    with torch.no_grad():
-        states = model.base_model(**batch, output_hidden_states=True).hidden_states
-    if family == "gpt_neox":  # BERT adds positions, which the prompt shifts
-        assert torch.equal(rows_seen(geometry, "embed")[0], states[0][keep])

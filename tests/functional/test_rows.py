@@ -73,18 +73,12 @@ X, IDS, MASK = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), torch
     ("arguments", "error", "message"),
     [
         ((torch.zeros(2, 3, 5),), ValueError, r"\(\.\.\., 4\); got \(2, 3, 5\)"),
-        ((torch.tensor(1.0),), ValueError, r"got \(\)"),
         ((X.long(),), TypeError, "embeddings must be a floating-point tensor; got torch.int64"),
-        ((X.tolist(),), TypeError, "got list"),
         ((X, IDS.flatten()), ValueError, r"token_ids must have .* \(2, 3\); got \(6,\)"),
         ((X, IDS.float()), TypeError, "token_ids must be an integer tensor; got torch.float32"),
-        ((X, IDS.bool()), TypeError, "token_ids must be an integer tensor; got torch.bool"),
-        ((X, [[1, 2, 3]]), TypeError, "token_ids must be a tensor; got list"),
         ((X, None, MASK[:1]), ValueError, r"mask must have .* \(2, 3\); got \(1, 3\)"),
         ((X, None, 2 * MASK), ValueError, "mask must be bool or hold only 0 and 1"),
-        ((X, None, -MASK.long()), ValueError, "mask must be bool or hold only 0 and 1"),
         ((X, None, MASK * torch.nan), ValueError, "mask must be bool or hold only 0 and 1"),
-        ((X, None, [1, 1]), TypeError, "mask must be a tensor; got list"),
         ((X, None, None, MASK), TypeError, "sequence_ids must be an integer tensor"),
         ((X, None, None, IDS[:1]), ValueError, "sequence_ids must have the shape"),
     ],
@@ -97,13 +91,6 @@ def test_wrong_arguments_are_refused(arguments, error, message):
 def test_means_of_many_float16_tokens_do_not_overflow():
     x = torch.full((1, 1000, 2), 6e4, dtype=torch.float16)
     assert pool_tokens(x, None, None, "mean")[0].tolist() == [[x[0, 0, 0].item()] * 2]
-
-
-def test_sequences_need_positions():
-    with pytest.raises(
-        ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"
-    ):
-        pool_tokens(torch.ones(7, 3), None, None, "last")
 
 
 def test_positions_are_numbered_within_packed_sequences():

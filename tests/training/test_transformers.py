@@ -35,10 +35,6 @@ def held_out(number=8):
     return torch.utils.data.DataLoader(rows(number, "left", seed=1), batch_size=4)
 
 
-def is_unwrapped(trainer):
-    return trainer.training_step == type(trainer).training_step.__get__(trainer)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured(
