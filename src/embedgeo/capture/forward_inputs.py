@@ -296,7 +296,7 @@ class ForwardInputs:
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
         measured = structure.measured_model(model)
-        parts = structure.submodels(model).values()
+        parts = [*structure.submodels(model).values()]
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
         self.tables = list(
@@ -307,6 +307,15 @@ class ForwardInputs:
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
+        # those around an encoder and its decoder
+        self.outer_modules = [
+            module
+            for module in measured.modules()
+            if structure.unwrapped(module) is module
+            and module not in self.enclosing_modules
+            and structure.contains_any(module, parts)
+        ]
+        self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -379,6 +388,10 @@ class ForwardInputs:
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned or raised."""
         del self._running[-1:]  # there is none after a `reset` inside the call
+
+    def is_outermost(self, module: nn.Module) -> bool:
+        """Tell whether a module is the outermost one that is being called."""
+        return bool(self._running) and self._running[0].module is module
 
     @property
     def depth(self) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import nan
 from pathlib import Path
@@ -48,6 +48,7 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
+from embedgeo.geometry.undoing import undoing
 from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results import saving
@@ -133,7 +134,12 @@ class Geometry:
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
-            self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes
+            self.layers,
+            self.inputs,
+            self._update,
+            on_error,
+            no_grad_passes=no_grad_passes,
+            undoing=self._undoing,
         )
         self.probe.token_ids = token_ids
         self.probe.mask = mask
@@ -367,11 +373,26 @@ class Geometry:
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
+        self._drop([*self._metrics])
+        self.probe.layers_without_gradients.clear()
+
+    def _drop(self, layers: Iterable[str]) -> None:
+        dropped = {name: self._metrics.pop(name) for name in layers}
+        empty = {(name, metrics.dim): metrics.reset() for name, metrics in dropped.items()}
         is_kept = self._drift is None  # its metrics hold what they were compared with
         self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
-        self._metrics.clear()
-        self.probe.layers_without_gradients.clear()
+
+    def _undoing(self) -> Callable[[], None]:
+        """A function that drops the rows that come from now on, of a forward pass that fails."""
+        layers = {**self._metrics}
+        put_back = undoing(layers.values())
+
+        def undo() -> None:
+            if all(self._metrics.get(name) is each for name, each in layers.items()):
+                self._drop(self._metrics.keys() - layers.keys())
+                put_back()
+
+        return undo
 
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
