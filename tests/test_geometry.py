@@ -78,12 +78,7 @@ def test_no_hook_is_left_behind_also_after_an_error():
         ({"rows": "sum"}, ValueError, "rows must be one of 'tokens', .*; got 'sum'"),
         ({"ignore_token_ids": ["a"]}, TypeError, "ignore_token_ids must be a list of integers"),
         ({"ignore_token_ids": 3}, TypeError, "ignore_token_ids must be a list of integers"),
-        ({"metrics": lambda dim: ["V"]}, TypeError, "got str"),
-        (
-            {"metrics": lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]},
-            ValueError,
-            "TokenMoments and EmbeddingMoments both give 'n'",
-        ),
+        ({"ignore_token_ids": map(int, "3")}, TypeError, "ignore_token_ids must be a list of"),
         ({"jackknife": 1}, ValueError, "jackknife must be a number of groups, 2 or more"),
         ({"jackknife": "16"}, ValueError, "jackknife must be a number of groups, 2 or more"),
     ],
@@ -91,6 +86,39 @@ def test_no_hook_is_left_behind_also_after_an_error():
 def test_wrong_arguments_are_refused_before_any_forward_pass(options, error, message):
     with pytest.raises(error, match=message):
         observe(gpt_neox(), **options).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        (lambda dim: ["V"], TypeError, "list of torchmetrics metrics"),
+        (
+            lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)],
+            ValueError,
+            "TokenMoments and EmbeddingMoments both give 'n'",
+        ),
+    ],
+)
+def test_wrong_metrics_are_refused(metrics, error, message):
+    def values():
+        with observe(gpt_neox(), metrics=metrics) as geometry:
+            geometry.model(**token_batch())
+        geometry.compute()
+
+    with pytest.raises(error, match=message):
+        values()
+
+
+def test_a_stage_of_a_pipeline_may_have_no_layers():
+    part = embedgeo.capture.structure.Part(0, 3)
+    assert embedgeo.Geometry(gpt_neox(), "nothing*", part=part).records() == []
+
+
+def test_a_function_of_layers_is_called_once():
+    asked = []
+    with observe(gpt_neox(), layers=lambda model: asked.append(model) or "block.01") as geometry:
+        geometry.model(**token_batch())
+    assert len(asked) == len(geometry.compute()) == 1
 
 
 def test_after_a_reset_metrics_measure_again_as_if_new():

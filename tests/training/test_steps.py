@@ -49,6 +49,18 @@ def test_hooks_are_on_the_model_inside_of_measured_steps_alone():
     assert [step for step, count in inside.items() if count] == [0, 3, 6]
 
 
+def test_a_step_may_be_a_tensor_that_is_counted_on_in_place():
+    monitor, step = StepMonitor(gpt_neox(), 2, measure_last=False, **OPTIONS), torch.tensor(0)
+    for _ in range(4):
+        with monitor.step(step):
+            monitor._model(**token_batch())
+        step += 1
+    monitor.close()
+    assert steps(monitor) == [0, 2]
+    with pytest.raises(TypeError, match="float"):
+        StepMonitor(gpt_neox()).step(1.0)
+
+
 @pytest.mark.parametrize("close", [False, True])
 def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
     logged = {}

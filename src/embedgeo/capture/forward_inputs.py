@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -63,7 +63,8 @@ def require_exclusions(
     """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
     if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
         raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
-    if isinstance(ignore_token_ids, int) or not all(
+    # an iterator would be empty when it is read again
+    if isinstance(ignore_token_ids, int | Iterator) or not all(
         isinstance(token, int) for token in ignore_token_ids
     ):
         raise TypeError(

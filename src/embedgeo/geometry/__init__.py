@@ -126,9 +126,10 @@ class Geometry:
             require_word_ids(rows, word_ids)
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
-        if callable(layers) and isinstance(inner := layers(model), nn.Module):
-            model = inner
-            layers = "blocks"
+        if callable(layers) and not isinstance(layers, nn.Module):
+            layers = layers(model)
+            if isinstance(layers, nn.Module):
+                model, layers = layers, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
@@ -438,6 +439,8 @@ class Geometry:
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
+        if not self.layers:  # of a stage of a pipeline
+            return []
         of_layers = [self._known_of(layer) for layer in self.layers]
         known = torch.tensor(of_layers, dtype=torch.float64)
         if is_distributed():

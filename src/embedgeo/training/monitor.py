@@ -86,7 +86,7 @@ class Schedule:
     def __init__(
         self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1
     ) -> None:
-        if isinstance(extra_steps, str | int | float):
+        if isinstance(extra_steps, str | int | float | Iterator):
             raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
         extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
         for name, value, least in (
