@@ -179,6 +179,21 @@ def test_a_rank_that_measures_nothing_does_not_hang_the_other(tmp_path):
     assert first["block.00"]["n"] == 48
 
 
+@pytest.mark.slow
+def test_ranks_that_have_parts_of_the_same_sequences_are_refused(tmp_path):
+    for message in on_two_ranks(message_of_parts, tmp_path):
+        assert "position ids begin at 0 on one rank and at 6 on another one" in message
+
+
+def message_of_parts(rank):
+    batch = token_batch(length=6)
+    with observe(gpt_neox()) as geometry:
+        geometry.model(**batch, position_ids=6 * rank + torch.arange(6)[None])
+    with pytest.raises(ValueError, match="whole sequences") as caught:
+        geometry.records()
+    return str(caught.value)
+
+
 def values_with_an_idle_rank(rank):
     torch.manual_seed(0)
     model = gpt_neox().eval()

@@ -368,6 +368,8 @@ class ForwardInputs:
             and structure.contains_any(module, parts)
         ]
         self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
+        # the smallest position id of all passes until it is set back
+        self.first_position: int | None = None
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -541,7 +543,12 @@ class ForwardInputs:
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
             positions = self._of_tokens(rows, self.forward.position_ids)
-            ids, kept, words, self.forward.position_ids = on_cpu(ids, kept, words, positions)
+            ids, kept, words, positions = on_cpu(ids, kept, words, positions)
+            self.forward.position_ids = positions
+            if positions is not None and positions.numel():
+                before = self.first_position
+                first = int(positions.min())
+                self.first_position = first if before is None else min(first, before)
             if kept is not None and bool(kept.all()):
                 kept = None
             if ids is not None and "token_ids" in found:

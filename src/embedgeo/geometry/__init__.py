@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -376,6 +376,7 @@ class Geometry:
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         self._drop([*self._metrics])
         self.probe.layers_without_gradients.clear()
+        self.inputs.first_position = None
 
     def _drop(self, layers: Iterable[str]) -> None:
         dropped = {name: self._metrics.pop(name) for name in layers}
@@ -446,9 +447,16 @@ class Geometry:
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
-        sizes, marks, num_sequences, num_massive = known.split(
-            [2, self.settings["jackknife"], ranks, ranks], dim=1
+        sizes, firsts, marks, num_sequences, num_massive = known.split(
+            [2, 2, self.settings["jackknife"], ranks, ranks], dim=1
         )
+        least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
+        if most > least:
+            raise ValueError(
+                f"each rank must have whole sequences; position ids begin at {int(least)} on "
+                f"one rank and at {int(most)} on another one, as under context parallelism. Sweep "
+                "over the checkpoints."
+            )
         for layer, (dim, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
@@ -471,20 +479,22 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width and bytes; a mark of each group of the jackknife that has a
-        sequence; and for each rank a number of sequences, and of massive rows, of which this rank
-        knows its own.
+        Its width and bytes; where position ids begin, negative and positive; a mark of each group
+        of the jackknife that has a sequence; and for each rank a number of sequences, and of
+        massive rows, of which this rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = [0.0] * (2 + num_groups + 2 * ranks)
+        first = self.inputs.first_position
+        firsts = (-inf, -inf) if first is None else (-first, first)
+        known = [0.0, 0.0, *firsts] + [0.0] * (num_groups + 2 * ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             known[:2] = metrics.dim, num_bytes
             for group in metrics.groups:
-                known[2 + group] = 1
-            own = 2 + num_groups + current_rank(self._group)
+                known[4 + group] = 1
+            own = 4 + num_groups + current_rank(self._group)
             known[own::ranks] = metrics.num_sequences, metrics.num_massive
         return known
 

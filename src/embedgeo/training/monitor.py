@@ -46,6 +46,7 @@ from embedgeo.functional.distributed import (
 from embedgeo.functional.rows import massive_times
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import ComparesRows
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
@@ -348,6 +349,7 @@ class Monitor(ABC):
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
+        self._warned_of_silence = False  # layers without rows have been named
         # batches, and rows of this rank, at the first measurement
         self._probe_size: tuple[int, int] | None = None
         self._failed = False
@@ -775,21 +777,25 @@ class Monitor(ABC):
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
+                    silent = geometry.silent_layers()
             finally:
                 geometry.reset()
             is_agreed = True
-            self._record(step, records)
-            if is_first:
+            self._record(step, records, silent)
+            if is_first or (silent and not self._warned_of_silence):
+                self._warned_of_silence = bool(silent)
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
+            if is_first:
                 if lines := finding_lines(records):
                     self._say(f"at step {step}, {' '.join(lines)}")
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, step: int, records: list[Record]) -> None:
+    def _record(self, step: int, records: list[Record], silent: Sequence[str]) -> None:
         layers = {record["layer"] for record in records}
         # a layer may have their name
-        means = [mean for mean in block_means(records) if mean["layer"] not in layers]
+        without = layers.union(f"{prefix}mean" for prefix in blocks_by_side(silent))
+        means = [mean for mean in block_means(records) if mean["layer"] not in without]
         measured = [Record(step=step, **record) for record in [*records, *means]]
         measured += self._hear(step, measured)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
@@ -809,7 +815,10 @@ class Monitor(ABC):
         # on all ranks
         has_values = any(record["value"] and not math.isnan(record["value"]) for record in records)
         if why_silent:
-            self._warn(why_silent)
+            self._warn(
+                f"at step {step} {why_silent} Means over blocks are left out where one has no rows, "
+                "as when it is skipped or replaced; a probe= runs all blocks, in eval mode."
+            )
         elif not (has_values or num_rows):
             self._warn(
                 f"no token is left to measure at step {step}: skip_first_positions, "
