@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 from contextlib import ExitStack
 from inspect import signature
 
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor, observe
+from embedgeo.results import _with_means
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, go_on, loop
@@ -23,6 +25,7 @@ from tests.training.runs import (
     by_step,
     moments,
     n_at,
+    of_monitors,
     steps,
     value,
 )
@@ -59,6 +62,25 @@ def test_a_step_may_be_a_tensor_that_is_counted_on_in_place():
     assert steps(monitor) == [0, 2]
     with pytest.raises(TypeError, match="float"):
         StepMonitor(gpt_neox()).step(1.0)
+
+
+def test_there_is_no_mean_over_blocks_where_one_was_replaced():
+    logged = {}
+    model, batch = gpt_neox(), token_batch()
+    monitor = StepMonitor(model, 1, log=logged.__setitem__, measure_last=False, **OPTIONS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            with monitor.step(step):
+                model(**batch)
+            model.gpt_neox.layers[1] = copy.deepcopy(model.gpt_neox.layers[1])
+    assert len(of_monitors(caught)) == 1
+    assert "reached block.01. At step 1 there is no mean over blocks" in of_monitors(caught)[0]
+    read = _with_means(pd.DataFrame(monitor.history))
+    for step in range(3):
+        assert ("geometry.V/mean" in logged[step]) == (step == 0)
+    for found in (read, pd.DataFrame(monitor.history)):
+        assert {*found[found.layer == "mean"].step} == {0}
 
 
 @pytest.mark.parametrize("close", [False, True])

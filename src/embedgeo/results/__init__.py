@@ -84,10 +84,11 @@ def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
     layers = {*of_layers["layer"]}  # one of them may have the name of a mean
     at = ["step", *({"model", "revision"} & {*records})]
     measurements: Any = of_layers.groupby(at, sort=False, dropna=False)
-    means = [
-        mean
-        for _, measured in measurements
-        for mean in block_means(measured.to_dict("records"))
-        if mean["layer"] not in layers
-    ]
+    means = []
+    seen: dict[Any, set[str]] = {}  # layers up to a step, by model
+    for _, measured in measurements:
+        so_far = seen.setdefault(measured["model"].iloc[0] if "model" in measured else "", set())
+        so_far |= {*measured["layer"]}
+        found = block_means(measured.to_dict("records"), so_far)
+        means += [mean for mean in found if mean["layer"] not in layers]
     return pd.concat([of_layers, pd.DataFrame(means)], ignore_index=True) if means else of_layers

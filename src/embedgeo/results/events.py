@@ -57,13 +57,16 @@ def is_logged(record: Record, scalars: Scalars) -> bool:
 
 
 def tagged_scalars(
-    records: Iterable[Record], prefix: str = "geometry", scalars: Scalars = "all"
+    records: Iterable[Record],
+    prefix: str = "geometry",
+    scalars: Scalars = "all",
+    blocks: Iterable[str] = (),
 ) -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks,
     ``{prefix}.{metric}/mean``.
 
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
-    ``scalars`` says which: see `is_logged`.
+    ``scalars`` says which: see `is_logged`; for ``blocks`` see `block_means`.
     """
     records = [record for record in records if is_logged(record, scalars)]
     layers = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
@@ -73,7 +76,7 @@ def tagged_scalars(
     }
     means = {
         f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"]
-        for mean in block_means(records)
+        for mean in block_means(records, blocks)
     }
     return of_layers | means
 

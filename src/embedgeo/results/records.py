@@ -54,11 +54,11 @@ def model_record(metric: str, value: float) -> Record:
     return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=math.nan)
 
 
-def block_means(records: Iterable[Record]) -> list[Record]:
+def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[Record]:
     """Records of the means over blocks of one measurement, with the standard errors unknown: see
     `MEANS`.
 
-    Places of coordinates have no mean.
+    Places of coordinates have no mean, nor has a side of which one of the ``blocks`` has no record.
 
     >>> blocks = [
     ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
@@ -68,7 +68,10 @@ def block_means(records: Iterable[Record]) -> list[Record]:
     [{'layer': 'mean', 'layer_index': -1, 'width': 8, 'metric': 'Q', 'value': 1.5, 'stderr': nan}]
     """
     records = list(records)
-    sides = _sides(tuple(dict.fromkeys(record["layer"] for record in records)))
+    layers = dict.fromkeys(record["layer"] for record in records)
+    sides = _sides((*layers, *(dict.fromkeys(blocks) - layers.keys())))
+    incomplete = {side for block, side in sides.items() if block not in layers}
+    sides = {block: side for block, side in sides.items() if side not in incomplete}
     together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["layer"] in sides and not record["metric"].endswith("_top_coordinate"):

@@ -349,7 +349,8 @@ class Monitor(ABC):
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
-        self._warned_of_silence = False  # layers without rows have been named
+        self._silent: list[str] = []  # layers without rows at the last measurement
+        self._warned_of_silence = False
         # batches, and rows of this rank, at the first measurement
         self._probe_size: tuple[int, int] | None = None
         self._failed = False
@@ -777,25 +778,23 @@ class Monitor(ABC):
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
-                    silent = geometry.silent_layers()
+                    self._silent = geometry.silent_layers()
             finally:
                 geometry.reset()
             is_agreed = True
-            self._record(step, records, silent)
-            if is_first or (silent and not self._warned_of_silence):
-                self._warned_of_silence = bool(silent)
+            self._record(step, records)
+            if is_first or (self._silent and not self._warned_of_silence):
+                self._warned_of_silence = bool(self._silent)
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
-            if is_first:
-                if lines := finding_lines(records):
-                    self._say(f"at step {step}, {' '.join(lines)}")
+            if is_first and (lines := finding_lines(records)):
+                self._say(f"at step {step}, {' '.join(lines)}")
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, step: int, records: list[Record], silent: Sequence[str]) -> None:
+    def _record(self, step: int, records: list[Record]) -> None:
         layers = {record["layer"] for record in records}
         # a layer may have their name
-        without = layers.union(f"{prefix}mean" for prefix in blocks_by_side(silent))
-        means = [mean for mean in block_means(records) if mean["layer"] not in without]
+        means = [mean for mean in block_means(records, self._silent) if mean["layer"] not in layers]
         measured = [Record(step=step, **record) for record in [*records, *means]]
         measured += self._hear(step, measured)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
@@ -815,10 +814,12 @@ class Monitor(ABC):
         # on all ranks
         has_values = any(record["value"] and not math.isnan(record["value"]) for record in records)
         if why_silent:
-            self._warn(
-                f"at step {step} {why_silent} Means over blocks are left out where one has no rows, "
-                "as when it is skipped or replaced; a probe= runs all blocks, in eval mode."
+            some = (
+                f" At step {step} there is no mean over blocks, for all that were there at the "
+                "start must have rows. A probe= runs skipped ones, in eval mode; a replaced one "
+                "needs another monitor."
             )
+            self._warn(why_silent + some * bool(records and blocks_by_side(self._silent)))
         elif not (has_values or num_rows):
             self._warn(
                 f"no token is left to measure at step {step}: skip_first_positions, "
@@ -860,7 +861,7 @@ class Monitor(ABC):
 
     def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
         """The scalars by tag that loggers get."""
-        return tagged_scalars(records, self.prefix, self.scalars)
+        return tagged_scalars(records, self.prefix, self.scalars, self._silent)
 
     def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried
