@@ -221,8 +221,8 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     if stack is None:
         return
     last = structure.base_model(module, stack) or structure.final_norm(stack)
-    if getattr(module, "main_input_name", None) == "pixel_values":
-        last = None  # models of images leave out what is after the blocks
+    if getattr(module, "main_input_name", None) == "pixel_values" or not _ties_last(module, last):
+        last = None  # models of images, and some others, leave out what is after the blocks
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
@@ -234,6 +234,23 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
         is_last = call.module is last
         place = None if is_last else i + is_late
         yield Layer(name, (call,), is_last_call=is_last, place=place)
+
+
+def _ties_last(submodel: nn.Module, last: nn.Module | None) -> bool:
+    """Tell whether the last of a Hugging Face model's ``hidden_states`` is its last hidden state,
+    as its configuration says, or else its class.
+    """
+    config = getattr(submodel, "config", None)
+    found = getattr(config, "tie_last_hidden_states", None)
+    forward: Any = getattr(last, "forward", None)
+    while found is None and forward is not None:
+        forward = getattr(forward, "__func__", forward)
+        names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+        cells = dict(zip(names, getattr(forward, "__closure__", None) or (), strict=False))
+        if "tie_last_hidden_states" in cells:  # of transformers' capture_outputs
+            found = cells["tie_last_hidden_states"].cell_contents
+        forward = getattr(forward, "__wrapped__", None)
+    return found is not False
 
 
 def _padded(number: int, count: int) -> str:
