@@ -160,6 +160,33 @@ def test_layers_that_never_fire_are_named_in_one_warning():
     assert geometry.compute() == {}
 
 
+def test_rows_that_are_all_masked_and_ids_that_are_not_read_are_told():
+    model, ids = gpt_neox(), token_batch()["input_ids"]
+    with pytest.warns(UserWarning, match="No token is left"), observe(model):
+        model(input_ids=ids, attention_mask=torch.zeros_like(ids))
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([linear_block(4)])
+
+        def forward(self, input_ids, states):
+            return self.layers[0](states)
+
+    model = Reads()
+    with pytest.warns(UserWarning, match="is given input_ids, but no"), observe(model):
+        model(input_ids=ids, states=torch.randn(*ids.shape, 4))
+
+
+def test_first_positions_of_torchs_transformer_are_those_of_the_rows_shape():
+    model = nn.Transformer(4, 2, 1, 1, 8, batch_first=True)
+    with observe(model, skip_first_positions=2) as geometry:
+        model(torch.randn(3, 5, 4), torch.randn(3, 7, 4))
+    values = geometry.compute()
+    assert values["encoder.block.00"]["n"] == 9
+    assert values["decoder.block.00"]["n"] == 15
+
+
 def test_the_representation_says_what_was_measured():
     model, batch = gpt_neox(), token_batch(padding="left")
     start = (

@@ -370,6 +370,7 @@ class ForwardInputs:
         self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
         # the smallest position id of all passes until it is set back
         self.first_position: int | None = None
+        self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -441,6 +442,9 @@ class ForwardInputs:
 
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned or raised."""
+        if self._running and not self.token_ids:
+            batch = self._running[0].batch
+            self.has_unread_ids |= isinstance(batch, Mapping) and "input_ids" in batch
         del self._running[-1:]  # there is none after a `reset` inside the call
 
     def is_outermost(self, module: nn.Module) -> bool:
@@ -667,7 +671,7 @@ class ForwardInputs:
         elif (
             mask is None
             and len(rows.shape) == 2
-            and (self._is_hugging_face or rows.layer.positions_first)
+            and (self._is_hugging_face or rows.layer.positions_first is not None)
         ):
             mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:

@@ -46,8 +46,8 @@ class Layer:
 
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
-    # its shape is (positions, batch, d) instead of (batch, positions, d)
-    positions_first: bool = False
+    # its shape is (positions, batch, d) instead of (batch, positions, d); None: nothing tells it
+    positions_first: bool | None = None
     is_last_call: bool = False  # of all calls of its module in a forward pass
     place: int | None = None  # among the hidden states that blocks make, one after the other
 
@@ -97,14 +97,15 @@ def resolve_layers(
     stacks = [
         [*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)
     ]
-    turned = [
-        s
-        for s in stacks
-        if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in s)
-    ]
-    inside = {inner for stack in turned for inner in stack}
+    # which tell the order of rows, by their attention
+    is_turned = {
+        inner: any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in stack)
+        for stack in stacks
+        for inner in stack
+    }
     return [
-        replace(layer, positions_first=layer.calls[0].module in inside) for layer in found.values()
+        replace(layer, positions_first=is_turned.get(layer.calls[0].module))
+        for layer in found.values()
     ]
 
 

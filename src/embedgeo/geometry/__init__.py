@@ -720,3 +720,16 @@ def observe(
     with geometry.probe:
         yield geometry
     geometry._warn_of_silence(stacklevel=4)
+    num_rows = [metrics.num_rows for metrics in geometry._metrics.values()]
+    if num_rows and not any(num_rows):
+        warnings.warn(
+            "No token is left to measure: skip_first_positions, ignore_token_ids and the mask "
+            "leave out all of them, or the batches are empty.",
+            stacklevel=3,
+        )
+    if geometry.inputs.has_unread_ids and token_ids is None and rows not in ("mean", "max"):
+        warnings.warn(
+            "The model is given input_ids, but no embedding table of the measured part is called "
+            "with them, so values over token types are absent. Give token_ids=.",
+            stacklevel=3,
+        )

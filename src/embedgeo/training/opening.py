@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Size, Tensor
 
 from embedgeo.capture.forward_inputs import READ_MASKS
-from embedgeo.capture.structure import measured_model, model_width
+from embedgeo.capture.structure import measured_model, model_width, submodels
 from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
@@ -94,10 +94,13 @@ def opening(
             "different sequences of an update. Give larger batches, or metrics=default_metrics."
         )
     if of_types and has_no_ids and not has_no_types:
+        why = "has no embedding table that is called with token ids"
+        if len(submodels(measured)) > 1:
+            why = "has no table inside of its encoder and decoder to tell whose token ids are whose"
         lines.append(
             f"{listed([term(key).name for key in of_types])} and other values over token types "
-            f"will be absent, because {type(measured).__name__} has no embedding table that is "
-            f"called with token ids. Give token_ids=, a function of the batch."
+            f"will be absent, because {type(measured).__name__} {why}. Give token_ids=, a function "
+            f"of the batch."
         )
     return lines
 
