@@ -78,6 +78,7 @@ def test_no_hook_is_left_behind_also_after_an_error():
         ({"rows": "sum"}, ValueError, "rows must be one of 'tokens', .*; got 'sum'"),
         ({"ignore_token_ids": ["a"]}, TypeError, "ignore_token_ids must be a list of integers"),
         ({"ignore_token_ids": 3}, TypeError, "ignore_token_ids must be a list of integers"),
+        ({"ignore_token_ids": map(int, "3")}, TypeError, "ignore_token_ids must be a list of"),
         ({"jackknife": 1}, ValueError, "jackknife must be a number of groups, 2 or more"),
         ({"jackknife": "16"}, ValueError, "jackknife must be a number of groups, 2 or more"),
     ],
@@ -100,6 +101,18 @@ def test_metrics_that_cannot_be_are_refused_when_they_first_measure():
     with pytest.raises(ValueError, match=message) as caught:
         geometry.compute()
     assert caught.value.__notes__ == ["at layer 'embed'"]
+
+
+def test_a_stage_of_a_pipeline_may_have_no_layers():
+    part = embedgeo.capture.structure.Part(0, 3)
+    assert embedgeo.Geometry(gpt_neox(), "nothing*", part=part).records() == []
+
+
+def test_a_function_of_layers_is_called_once():
+    asked = []
+    with observe(gpt_neox(), layers=lambda model: asked.append(model) or "block.01") as geometry:
+        geometry.model(**token_batch())
+    assert len(asked) == len(geometry.compute()) == 1
 
 
 def test_after_a_reset_metrics_measure_again_as_if_new():
@@ -141,6 +154,33 @@ def test_layers_that_never_fire_are_named_in_one_warning():
     assert geometry.compute() == {}
 
 
+def test_rows_that_are_all_masked_and_ids_that_are_not_read_are_told():
+    model, ids = gpt_neox(), token_batch()["input_ids"]
+    with pytest.warns(UserWarning, match="No token is left"), observe(model):
+        model(input_ids=ids, attention_mask=torch.zeros_like(ids))
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([linear_block(4)])
+
+        def forward(self, input_ids, states):
+            return self.layers[0](states)
+
+    model = Reads()
+    with pytest.warns(UserWarning, match="is given input_ids, but no"), observe(model):
+        model(input_ids=ids, states=torch.randn(*ids.shape, 4))
+
+
+def test_first_positions_of_torchs_transformer_are_those_of_the_rows_shape():
+    model = nn.Transformer(4, 2, 1, 1, 8, batch_first=True)
+    with observe(model, skip_first_positions=2) as geometry:
+        model(torch.randn(3, 5, 4), torch.randn(3, 7, 4))
+    values = geometry.compute()
+    assert values["encoder.block.00"]["n"] == 9
+    assert values["decoder.block.00"]["n"] == 15
+
+
 def test_the_representation_says_what_was_measured():
     model, batch = gpt_neox(), token_batch(padding="left")
     start = (
@@ -158,6 +198,21 @@ def test_a_rank_that_measures_nothing_does_not_hang_the_other(tmp_path):
     for layer, values in first.items():
         assert second[layer] == pytest.approx(values, rel=0, nan_ok=True), layer
     assert first["block.00"]["n"] == 48
+
+
+@pytest.mark.slow
+def test_ranks_that_have_parts_of_the_same_sequences_are_refused(tmp_path):
+    for message in on_two_ranks(message_of_parts, tmp_path):
+        assert "position ids begin at 0 on one rank and at 6 on another one" in message
+
+
+def message_of_parts(rank):
+    batch = token_batch(length=6)
+    with observe(gpt_neox()) as geometry:
+        geometry.model(**batch, position_ids=6 * rank + torch.arange(6)[None])
+    with pytest.raises(ValueError, match="whole sequences") as caught:
+        geometry.records()
+    return str(caught.value)
 
 
 def values_with_an_idle_rank(rank):

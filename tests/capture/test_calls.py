@@ -7,9 +7,10 @@ import io
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
-from embedgeo import observe
+from embedgeo import StepMonitor, default_metrics, observe
 from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import Rows, observed, rows_seen
 
@@ -104,3 +105,55 @@ def test_two_probes_may_end_in_any_order():
     model.forward(**batch)
     assert len(rows_seen(first, "block.02")[0]) == 36
     assert len(rows_seen(inner, "block.01")[0]) == 2 * 36
+
+
+class Total(torchmetrics.SumMetric):
+    def update(self, embeddings):
+        self.sum_value += embeddings.double().sum()
+
+    def compute(self):
+        return {"total": self.sum_value}
+
+
+@pytest.mark.parametrize(
+    ("family", "place"), [("gpt_neox", "gpt_neox.layers.1"), ("t5", "decoder.block.1")]
+)
+@pytest.mark.parametrize("jackknife", [0, 2])
+def test_a_forward_pass_that_raises_counts_nowhere(family, place, jackknife):
+    def measured(run):
+        make = (lambda dim: [*default_metrics(dim), Total()]), {"jackknife": jackknife}
+        with observe(model, "blocks", make[0], **make[1]) as geometry, torch.no_grad():
+            run()
+        return repr(geometry.records())
+
+    def fail(*call):
+        raise torch.OutOfMemoryError
+
+    def retried():
+        for batch in batches:
+            hook = model.get_submodule(place).register_forward_pre_hook(fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                model(**batch)
+            hook.remove()
+            model(**batch)
+
+    model = FAMILIES[family].build().eval()
+    batches = [token_batch(seed=seed) for seed in (1, 2)]
+    if family == "t5":
+        batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
+    assert measured(retried) == measured(lambda: [model(**batch) for batch in batches])
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count(max_norm):
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=max_norm), linear_block(4))
+    optimizer, ids = torch.optim.SGD(model.parameters(), 0.1), torch.arange(6).view(2, 3)
+    with StepMonitor(model, 2, layers="1", window=2, measure_last=False) as monitor:
+        for step in range(2):
+            with monitor.step(step):
+                for passes in (2, 1):
+                    for _ in range(passes):
+                        model(ids).sum().backward()
+                    optimizer.step()
+    counts = [each["value"] for each in monitor.history if each["metric"] == "n"]
+    assert counts == [24.0]

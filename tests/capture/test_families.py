@@ -17,6 +17,7 @@ from tests.models import (
     TorchEncoder,
     eval_model,
     linear_block,
+    llama,
     token_batch,
     vit,
 )
@@ -81,6 +82,7 @@ _MORE = {
 def test_numbered_hidden_states_are_the_models_output_hidden_states():
     for family, (build, _) in {**FAMILIES, **_MORE}.items():
         assert_numbered_hidden_states(family, build)
+    assert_numbered_hidden_states("untied", lambda: llama(tie_last_hidden_states=False))
 
 
 def assert_numbered_hidden_states(family, build):

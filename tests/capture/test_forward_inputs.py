@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from embedgeo import observe
-from tests.models import FAMILIES, gpt_neox, token_batch
+from tests.models import gpt_neox, token_batch
 from tests.observed import Rows, hidden_states, observed, rows_seen
 
 
@@ -45,16 +45,63 @@ def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
     assert len(rows) == mask.sum() + mask.numel()
 
 
-def test_a_mask_of_four_dimensions_says_nothing_of_padding():
-    model, batch = FAMILIES["bert"].build().eval(), token_batch(padding="right")
+def four_dimensional(keep, *, causal, added, num_cached=0, queries=True):
+    """A mask of pairs, which padding attends to nothing by."""
+    length = keep.shape[1]
+    pairs = (keep[:, None, :] & (keep[:, :, None] if queries else True))[:, None]
+    pairs = pairs.expand(-1, 1, length, -1)
+    pairs = pairs.tril() if causal else pairs
+    pairs = nn.functional.pad(pairs, (0, num_cached))
+    return torch.zeros(pairs.shape).masked_fill(~pairs, -1e9) if added else pairs
+
+
+@pytest.mark.parametrize("padding", ["left", "right", None])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "form", [{"added": True}, {"added": False, "queries": False}, {"added": True, "num_cached": 3}]
+)
+def test_a_mask_of_four_dimensions_tells_padding(padding, causal, form):
+    batch = token_batch(padding=padding)
     keep = batch["attention_mask"].bool()
-    whole = keep[:, None, None, :] & keep[:, None, :, None]
-    masked = {"input_ids": batch["input_ids"], "attention_mask": whole}
-    assert len(rows_seen(observed(model, masked), "block.00")[0]) == keep.numel()
-    with observe(model) as geometry, torch.no_grad():
-        geometry.probe.mask = keep
-        model(**masked)
-    assert geometry.compute()["block.00"]["n"] == keep.sum()
+    if form.get("num_cached") and not causal:
+        return
+    counts = rows_told(batch["input_ids"], four_dimensional(keep, causal=causal, **form))
+    assert torch.equal(counts, batch["input_ids"][keep])
+
+
+def rows_told(ids, mask):
+    class Told(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = nn.Embedding(96, 4), nn.Identity()
+
+        def forward(self, input_ids, attention_mask):
+            return self.layer(self.table(input_ids))
+
+    given = {"input_ids": ids, "attention_mask": mask}
+    return rows_seen(observed(Told(), given, "layer"), "layer")[1]
+
+
+def test_masks_that_do_not_tell_padding_are_refused():
+    ids = token_batch(rows=6, length=6)["input_ids"]
+    blocks = torch.block_diag(*torch.ones(3, 2, 2)).bool().expand(6, 1, 6, 6)
+    for mask in (blocks, torch.ones(6, 6).tril(), torch.full((6, 6), -torch.inf).triu(1)):
+        with pytest.raises(ValueError, match=r"attention_mask, .*does not tell padding"):
+            rows_told(ids, mask)
+    causal = torch.ones(1, 1, 6, 6).tril()
+    assert torch.equal(rows_told(ids, causal), ids.flatten())
+    step = torch.arange(9).expand(6, 1, 1, 9) < 5  # of a static cache
+    assert torch.equal(rows_told(ids[:, :1], step), ids[:, 0])
+    with pytest.raises(ValueError, match="mask must be bool or hold only 0 and 1"):
+        observed(gpt_neox(), {"input_ids": ids}, mask=torch.full((6, 6), 0.5))
+
+
+def test_position_ids_that_do_not_grow_mark_no_texts():
+    ids = token_batch(rows=2, length=6)["input_ids"]
+    for row, num_texts in (([0] * 6, 1), ([2, 3, 4, 2, 3, 1], 2), ([1, 1, 0, 1, 2, 3], 2)):
+        batch = {"input_ids": ids, "position_ids": torch.tensor([row, row])}
+        geometry = observed(gpt_neox(), batch, "block.00", rows="last")
+        assert len(rows_seen(geometry, "block.00")[0]) == 2 * num_texts
 
 
 # from transformers 5.24 on

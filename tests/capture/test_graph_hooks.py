@@ -142,3 +142,20 @@ def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads():
         torch.compile(model, backend="eager")(**batch)
     # also V_W_unbiased, by token ids, and n, by the mask
     assert geometry.compute() == expected.compute()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_pass_that_raises_counts_nowhere_for_a_stable_probe(again):
+    model, ids = Model(), torch.randint(0, 96, (2, 6))
+    geometry = Geometry(model, metrics=moments)
+    geometry.probe.prepare(model)
+    geometry.probe.is_stable = True
+    with geometry.probe:
+        model(ids)
+        model.apply_block, apply = (lambda block, x: model.norm(block(x), 1)), model.apply_block
+        with pytest.raises(TypeError):
+            model(ids)
+        model.apply_block = apply
+        if again:
+            model(ids)
+    assert [values["n"] for values in geometry.compute().values()] == [24 if again else 12] * 4

@@ -173,8 +173,10 @@ def test_what_holds_nothing_to_save_says_so(tmp_path):
     ):
         empty.save(tmp_path / "new", model="a")
     moments = measured(metrics=lambda dim: [EmbeddingMoments(dim)])
-    with pytest.raises(ValueError, match="save_samples needs IntrinsicDimension or Anisotropy"):
-        moments.save(tmp_path / "new", model="a", save_samples=True)
+    sampled = measured(metrics=lambda dim: [Anisotropy(dim, sample_size=9)])
+    for each in (moments, sampled):
+        with pytest.raises(ValueError, match="save_samples needs IntrinsicDimension or Anisotropy"):
+            each.save(tmp_path / "new", model="a", save_samples=True)
     with pytest.raises(ValueError, match="token_tables needs TokenMoments"):
         moments.save(tmp_path / "new", model="a", token_tables=True)
     assert not (tmp_path / "new").exists()

@@ -27,6 +27,16 @@ def test_values_equal_the_naive_ones(mean, dtype):
     )
 
 
+def test_updates_of_one_sequence_leave_the_variance_within_undefined():
+    x, ids = token_rows(100, 3)
+    metric = EmbeddingMoments(3)
+    for part in (slice(0, 50), slice(50, 100)):
+        metric.update(x[None, part], ids[None, part])
+    values = metric.compute()
+    assert values["V_W_unbiased"].isnan()
+    assert values["V_W_over_V_unbiased"].isnan()
+
+
 def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
     x, ids = token_rows(100, 3)
     sequences = torch.arange(100) // 10

@@ -167,7 +167,7 @@ def refusals():
     """What is said, at set-up, of meshes of which it is unknown which ranks have the same rows."""
     said = {}
     meshes = {
-        "context": {"mesh_shape": (2,), "mesh_dim_names": ("cp",)},
+        "context": {"mesh_shape": (2,), "mesh_dim_names": ("dp_shard_cp",)},
         "other": {"mesh_shape": (2,), "mesh_dim_names": ("x",)},
         "unnamed": {"mesh_shape": (1, 2)},
     }

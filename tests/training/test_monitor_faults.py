@@ -250,6 +250,7 @@ SEED = r"seed must be at least 0 and less than 2\*\*63; got "
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
         ({"extra_steps": "12"}, "extra_steps must be"),
         ({"extra_steps": 5}, "extra_steps must be"),
+        ({"extra_steps": iter([5])}, "extra_steps must be"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
         ({"seed": -1}, f"{SEED}-1"),

@@ -169,6 +169,13 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
 
 
+def test_logs_with_run_times_are_no_end_of_training(tmp_path):
+    callback = GeometryCallback(4, metrics=moments)
+    options = {"include_num_input_tokens_seen": "all", "logging_steps": 3}
+    hf_trainer(tmp_path, callback, **options).train()
+    assert steps(callback) == [0, 4, 7]
+
+
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     callback = GeometryCallback(100, probe=held_out(), metrics=moments, on_error="raise")

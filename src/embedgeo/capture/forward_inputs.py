@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from embedgeo.capture.torch_names import has_gradients, version
 from embedgeo.functional.rows import (
     has_rows_without_type,
     on_cpu,
+    require_marks,
     rows_without_type,
     sequence_numbers,
     sequence_positions,
@@ -63,7 +64,8 @@ def require_exclusions(
     """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
     if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
         raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
-    if isinstance(ignore_token_ids, int) or not all(
+    # an iterator would be empty when it is read again
+    if isinstance(ignore_token_ids, int | Iterator) or not all(
         isinstance(token, int) for token in ignore_token_ids
     ):
         raise TypeError(
@@ -135,7 +137,7 @@ class _RunningCall(NamedTuple):
     # its only argument, if that is given without a name, otherwise the arguments by name
     batch: Any
     mask: Tensor | None  # (batch, positions), True = count
-    untold_mask: str  # name of a mask of which nothing tells whether 1 is padding; or empty
+    untold_mask: str  # what a mask does not tell, with its name; or empty
     position_ids: Tensor | None  # (batch or 1, positions)
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
@@ -158,15 +160,30 @@ class _RunningCall(NamedTuple):
             for each in by_name.values()
             if isinstance(each, Tensor) and each.ndim == 2 and _is_integer(each)
         ]
-        usual, other = (tensors.get((name, 2)) for name in _MASKS)
-        mask = usual
-        if other is not None and any(each.shape == other.shape for each in integers):
-            mask = other if usual is None else usual
-        mask = None if mask is None else _counted(mask)
+        embeddings = tensors.get(("inputs_embeds", 3))
+        tokens = [by_name.get("input_ids"), embeddings, *integers]
+        shape = next((each.shape[:2] for each in tokens if each is not None), torch.Size((0, 0)))
+        mask, not_told = None, ""
+        for name in reversed(_MASKS):
+            value = by_name.get(name)
+            if isinstance(value, Mapping):  # of transformers, by the kind of attention
+                value = value.get("full_attention", next(iter(value.values()), None))
+            is_known = name == "attention_mask" or (
+                isinstance(value, Tensor) and any(value.shape[-1:] == i.shape[1:] for i in integers)
+            )
+            if not isinstance(value, Tensor) or not is_known or value.ndim not in (2, 3, 4):
+                continue
+            if name == "mask" and value.ndim == 2 and all(value.shape != i.shape for i in integers):
+                continue
+            mask, not_told = _padding_mask(_counted(value), shape), ""
+            if mask is None:
+                not_told = (
+                    f"{name}, of shape {tuple(value.shape)}, does not tell padding from tokens"
+                )
         is_of_transformers = type(module).__module__.startswith("transformers.")
         known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else [*_PADDING_MASKS]
         untold = [
-            name
+            f"{name} does not tell whether 1 is padding"
             for name, each in by_name.items()
             if name not in known
             and _UNTOLD.fullmatch(name)
@@ -190,10 +207,10 @@ class _RunningCall(NamedTuple):
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
             mask=mask,
-            untold_mask="".join(untold[:1]),
+            untold_mask=not_told or "".join(untold[:1]),
             position_ids=position_ids,
             integers=integers,
-            embeddings=tensors.get(("inputs_embeds", 3)),
+            embeddings=embeddings,
             has_gradients=has_gradients(),
         )
 
@@ -205,6 +222,41 @@ def _counted(mask: Tensor) -> Tensor:
     if mask.is_floating_point() and not bool((mask > 0).any()):
         return mask == 0
     return mask != 0
+
+
+def _padding_mask(allowed: Tensor, shape: torch.Size) -> Tensor | None:
+    """The positions that count, (batch, positions), of pairs that may attend, (batch, …, queries,
+    keys): keys that no query attends to are padding. The ``shape`` is (batch, positions).
+
+    A mask of two dimensions has them already. None where the mask does not tell them: where
+    queries that count differ in more than being causal, or it is triangular itself.
+    """
+    if allowed.ndim == 2:
+        places = torch.arange(len(allowed), device=allowed.device)
+        lower = places[:, None] >= places if allowed.shape[0] == allowed.shape[1] > 1 else None
+        is_causal = lower is not None and any(map(allowed.equal, (lower, lower.T)))
+        return None if is_causal else allowed
+    num_queries, num_keys = allowed.shape[-2:]
+    pairs = allowed.reshape(len(allowed), -1, num_queries, num_keys)
+    pairs = pairs.expand(max(shape[0], len(pairs)), -1, -1, -1)
+    counts = pairs.flatten(1, 2).any(1)
+    if num_queries == 1:  # of all positions, or the one that is not in the cache
+        return counts.any(1, keepdim=True) if shape[1] == 1 else counts
+    keys = torch.arange(num_keys, device=allowed.device)
+    last = torch.where(pairs, keys, -num_keys).amax(-1)  # that a query attends to
+    # of the first query among the keys: others are in a cache, or a static one is not full
+    first = int((last - keys[:num_queries]).amax()) if num_queries <= num_keys else 0
+    for is_causal in (False, True):
+        offset = first if is_causal else num_keys - num_queries
+        own = counts[:, offset : offset + num_queries]
+        if own.shape[1] != num_queries:
+            continue
+        seen = counts[:, None, None, :].expand_as(pairs)
+        if is_causal:
+            seen = seen & (keys <= keys[:num_queries, None] + offset)
+        if bool((seen == pairs).where(own[:, None, :, None], True).all()):
+            return own
+    return None
 
 
 def _text_positions(several: Tensor) -> Tensor:
@@ -296,7 +348,7 @@ class ForwardInputs:
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
         measured = structure.measured_model(model)
-        parts = structure.submodels(model).values()
+        parts = [*structure.submodels(model).values()]
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
         self.tables = list(
@@ -307,6 +359,18 @@ class ForwardInputs:
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
+        # those around an encoder and its decoder
+        self.outer_modules = [
+            module
+            for module in measured.modules()
+            if structure.unwrapped(module) is module
+            and module not in self.enclosing_modules
+            and structure.contains_any(module, parts)
+        ]
+        self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
+        # the smallest position id of all passes until it is set back
+        self.first_position: int | None = None
+        self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -378,7 +442,14 @@ class ForwardInputs:
 
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned or raised."""
+        if self._running and not self.token_ids:
+            batch = self._running[0].batch
+            self.has_unread_ids |= isinstance(batch, Mapping) and "input_ids" in batch
         del self._running[-1:]  # there is none after a `reset` inside the call
+
+    def is_outermost(self, module: nn.Module) -> bool:
+        """Tell whether a module is the outermost one that is being called."""
+        return bool(self._running) and self._running[0].module is module
 
     @property
     def depth(self) -> int:
@@ -476,7 +547,12 @@ class ForwardInputs:
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
             positions = self._of_tokens(rows, self.forward.position_ids)
-            ids, kept, words, self.forward.position_ids = on_cpu(ids, kept, words, positions)
+            ids, kept, words, positions = on_cpu(ids, kept, words, positions)
+            self.forward.position_ids = positions
+            if positions is not None and positions.numel():
+                before = self.first_position
+                first = int(positions.min())
+                self.first_position = first if before is None else min(first, before)
             if kept is not None and bool(kept.all()):
                 kept = None
             if ids is not None and "token_ids" in found:
@@ -534,7 +610,7 @@ class ForwardInputs:
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor | None:
         if mask is not None:
-            mask = rows.require_fit(mask, "mask") != 0
+            mask = require_marks(rows.require_fit(mask, "mask")) != 0
         elif self.forward.mask is not None:
             mask = self._of_tokens(rows, self.forward.mask)
             assert mask is not None
@@ -545,8 +621,8 @@ class ForwardInputs:
         elif self.forward.untold_mask:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
-                f"{self.forward.untold_mask} does not tell whether 1 is padding. Give mask=, or "
-                "name it attention_mask (1 = token) or key_padding_mask (1 = padding)."
+                f"{self.forward.untold_mask}. Give mask=, or attention_mask (1 = token) or "
+                "key_padding_mask (1 = padding), of shape (batch, positions)."
             )
         elif (
             not self.forward.called
@@ -595,7 +671,7 @@ class ForwardInputs:
         elif (
             mask is None
             and len(rows.shape) == 2
-            and (self._is_hugging_face or rows.layer.positions_first)
+            and (self._is_hugging_face or rows.layer.positions_first is not None)
         ):
             mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:

@@ -46,8 +46,8 @@ class Layer:
 
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
-    # its shape is (positions, batch, d) instead of (batch, positions, d)
-    positions_first: bool = False
+    # its shape is (positions, batch, d) instead of (batch, positions, d); None: nothing tells it
+    positions_first: bool | None = None
     is_last_call: bool = False  # of all calls of its module in a forward pass
     place: int | None = None  # among the hidden states that blocks make, one after the other
 
@@ -97,14 +97,15 @@ def resolve_layers(
     stacks = [
         [*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)
     ]
-    turned = [
-        s
-        for s in stacks
-        if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in s)
-    ]
-    inside = {inner for stack in turned for inner in stack}
+    # which tell the order of rows, by their attention
+    is_turned = {
+        inner: any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in stack)
+        for stack in stacks
+        for inner in stack
+    }
     return [
-        replace(layer, positions_first=layer.calls[0].module in inside) for layer in found.values()
+        replace(layer, positions_first=is_turned.get(layer.calls[0].module))
+        for layer in found.values()
     ]
 
 
@@ -221,8 +222,8 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     if stack is None:
         return
     last = structure.base_model(module, stack) or structure.final_norm(stack)
-    if getattr(module, "main_input_name", None) == "pixel_values":
-        last = None  # models of images leave out what is after the blocks
+    if getattr(module, "main_input_name", None) == "pixel_values" or not _ties_last(module, last):
+        last = None  # models of images, and some others, leave out what is after the blocks
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
@@ -234,6 +235,23 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
         is_last = call.module is last
         place = None if is_last else i + is_late
         yield Layer(name, (call,), is_last_call=is_last, place=place)
+
+
+def _ties_last(submodel: nn.Module, last: nn.Module | None) -> bool:
+    """Tell whether the last of a Hugging Face model's ``hidden_states`` is its last hidden state,
+    as its configuration says, or else its class.
+    """
+    config = getattr(submodel, "config", None)
+    found = getattr(config, "tie_last_hidden_states", None)
+    forward: Any = getattr(last, "forward", None)
+    while found is None and forward is not None:
+        forward = getattr(forward, "__func__", forward)
+        names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+        cells = dict(zip(names, getattr(forward, "__closure__", None) or (), strict=False))
+        if "tie_last_hidden_states" in cells:  # of transformers' capture_outputs
+            found = cells["tie_last_hidden_states"].cell_contents
+        forward = getattr(forward, "__wrapped__", None)
+    return found is not False
 
 
 def _padded(number: int, count: int) -> str:

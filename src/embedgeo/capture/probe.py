@@ -76,7 +76,11 @@ class Probe:
     ``on_error`` is called with an exception raised in a hook, and a note that names the layer; by
     default it is raised. Passes without gradients are read with ``no_grad_passes`` or by an
     `exclusive` probe: the calls of the modules around the blocks decide, or, where only blocks are
-    called, these.
+    called, these. Otherwise this is training, and since `attach` passes of one state of the weights
+    are read: none that follows a change of them, as the second pass of SAM does.
+
+    A forward pass that raises counts nowhere: ``undoing`` is called as a call begins, and what it
+    returns if that call raises.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
@@ -89,6 +93,7 @@ class Probe:
         on_error: Callable[[Exception], None] | None = None,
         *,
         no_grad_passes: bool = True,
+        undoing: Callable[[], Callable[[], None]] = lambda: _do_nothing,
     ) -> None:
         self.token_ids: PerToken | None = None
         self.mask: PerToken | None = None
@@ -102,6 +107,11 @@ class Probe:
         self._layers = layers
         self._inputs = inputs
         self._on_hidden = on_hidden
+        self._undoing = undoing
+        self._undo: Callable[[], None] = _do_nothing  # of the pass that runs in a graph
+        # as the last forward pass since `attach` left them
+        self._versions: list[object] = []
+        self._is_stale = False  # the weights have changed since
         self._attached: ExitStack | None = None
         self._read_inside = dict[tuple[str, int], bool]()  # since attached: in the model's own call
         self.left_out = set[str]()  # layers that are not measured, while others are
@@ -115,6 +125,8 @@ class Probe:
         with ExitStack() as stack:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
+            for module in () if self.is_stable else self._inputs.outer_modules:
+                stack.enter_context(watched_calls(module, self._undone_if_raised))
             for event, hook in self._hooks():
                 module = hook.module
                 if self.is_stable:
@@ -135,6 +147,8 @@ class Probe:
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
+        self._undo_in_graph()
+        self._versions = []
         self._inputs.reset()
         self._read_inside.clear()
         if stack is not None:
@@ -185,7 +199,7 @@ class Probe:
     def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
         hook = partial(_Hook, self.should_skip, self._on_error)
         for module in self._inputs.enclosing_modules:
-            yield "call", hook(module, "at the model's call", self._inputs.begin_call)
+            yield "call", hook(module, "at the model's call", self._begin_call)
             yield "return", hook(module, "at the model's call", self._end_call)
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
@@ -209,19 +223,51 @@ class Probe:
         if self.should_skip():
             yield
             return
-        begin(module, args, kwargs)
+        with self._undone_if_raised():
+            begin(module, args, kwargs)
+            try:
+                yield
+            except BaseException:
+                self._inputs.forward.held.clear()
+                self._end_call()
+                raise
+            end(module, args, kwargs)
+
+    @contextmanager
+    def _undone_if_raised(self, *call: Any) -> Iterator[None]:
+        undo = self._undoing()
         try:
             yield
         except BaseException:
-            self._inputs.forward.held.clear()
-            self._inputs.end_call()
+            undo()
             raise
-        end(module, args, kwargs)
+
+    def _undo_in_graph(self) -> None:
+        """Drop the rows of a pass in a graph that has not returned: it has raised."""
+        if self.is_stable and self._inputs.depth:
+            self._undo()
+            self._inputs.reset()
+
+    def _weight_versions(self) -> list[object]:
+        return [version(weight) for weight in self._inputs.weights]
+
+    def _begin_call(self, module: nn.Module, *call: Any) -> None:
+        if self._inputs.is_outermost(module):
+            self._undo_in_graph()
+        if not self._inputs.depth:
+            if self.is_stable:
+                self._undo = self._undoing()
+            if not self._no_grad_passes:
+                self._is_stale = bool(self._versions) and self._versions != self._weight_versions()
+        self._inputs.begin_call(module, *call)
 
     def _end_call(self, *call: Any) -> None:
         try:
             if self._inputs.depth == 1:
                 self._inputs.read_held()
+                # a pass itself may change some, as an embedding table with max_norm does
+                if not (self._no_grad_passes or self._is_stale):
+                    self._versions = self._weight_versions()
         finally:
             self._inputs.end_call()
 
@@ -234,6 +280,8 @@ class Probe:
         kwargs: dict[str, Any],
         output: Any = None,
     ) -> None:
+        if self._is_stale and self._inputs.depth:
+            return
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return

@@ -229,6 +229,19 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     ]
 
 
+def weights_of_rows(submodel: nn.Module) -> list[nn.Parameter]:
+    """The parameters on which hidden states depend: of the embedding tables of tokens and of the
+    blocks with what is beside them; all, where there are no blocks.
+    """
+    stack = find_stack(submodel)
+    inner = submodel if stack is None else stack.parent
+    return list(
+        dict.fromkeys(
+            weight for m in (inner, *token_embeddings(submodel)) for weight in m.parameters()
+        )
+    )
+
+
 def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it
     is.

@@ -172,16 +172,21 @@ def row_ids(
     ids, sequences, marks = on_cpu(token_ids, sequence_ids, mask)
     kept = None
     if marks is not None:
-        if marks.dtype != torch.bool and not bool(((marks == 0) | (marks == 1)).all()):
-            raise ValueError(
-                "mask must be bool or hold only 0 and 1 (1 = count this row); got other values."
-            )
-        kept = marks.reshape(-1).nonzero().flatten()
+        kept = require_marks(marks).reshape(-1).nonzero().flatten()
         kept = None if len(kept) == marks.numel() else kept
     ids, sequences = (
         None if each is None else each.reshape(-1).to(torch.int64) for each in (ids, sequences)
     )
     return RowIds.of(BatchIds(ids, sequences, kept))
+
+
+def require_marks(mask: Tensor) -> Tensor:
+    """A mask; ValueError if it has other values than 0 and 1."""
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(
+            "mask must be bool or hold only 0 and 1 (1 = count this row); got other values."
+        )
+    return mask
 
 
 def on_cpu(*tensors: Tensor | None) -> list[Any]:
@@ -408,8 +413,8 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
     """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last
     one before it.
 
-    Both have shape (batch, positions); where position ids do not increase, another sequence packed
-    into the row starts.
+    Both have shape (batch, positions); where position ids begin anew, another sequence packed into
+    the row starts.
     """
     number = real.cumsum(1)
     if position_ids is None:
@@ -428,8 +433,8 @@ def sequence_numbers(
     """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed
     into it.
 
-    Position ids, shape (batch or 1, positions), start another one where they do not increase, and
-    are ignored if they do not fit. For rows of shape (n,), (batch, positions) are those of the
+    Position ids, shape (batch or 1, positions), start another one where they begin anew, and are
+    ignored if they do not fit. For rows of shape (n,), (batch, positions) are those of the
     first ids with n elements; else each row is a sequence.
     """
     grid = shape
@@ -445,13 +450,15 @@ def sequence_numbers(
 
 
 def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
-    """Marks of the positions that begin a sequence: the first of each row, and where position ids
-    do not increase.
+    """Marks of the positions that begin a sequence: the first of each row, and those with the
+    smallest position id from which ids grow by one. Ids that never do, as zeros, mark none.
     """
     starts = torch.zeros(
         shape, dtype=torch.bool, device="cpu" if position_ids is None else position_ids.device
     )
     starts[:, :1] = True
-    if position_ids is not None:
-        starts[:, 1:] = position_ids.diff(dim=1) <= 0
+    if position_ids is not None and shape[1] > 1:
+        before, after = position_ids[:, :-1], position_ids[:, 1:]
+        first = torch.where(after - before == 1, before, torch.iinfo(torch.int32).max).amin()
+        starts[:, 1:] = after == first
     return starts

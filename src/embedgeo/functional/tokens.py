@@ -460,11 +460,16 @@ class WithinMoments(NamedTuple):
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
-    """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
+    """The `WithinMoments` of one batch, given its token table and the number of its sequences.
+
+    A batch of one sequence has no within-token variance: its rows are not independent.
+    """
     n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
     variance = within_variance(types, n.new_full((), num_sequences))
-    has_none = variance.isnan()  # no pairs
+    has_none = (
+        variance.isnan() if num_sequences > 1 else torch.ones_like(variance, dtype=torch.bool)
+    )
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 

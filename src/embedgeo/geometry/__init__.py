@@ -2,9 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
+from embedgeo.geometry.undoing import undoing
 from embedgeo.glossary import DEFINITIONS
 from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -125,15 +126,21 @@ class Geometry:
             require_word_ids(rows, word_ids)
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
-        if callable(layers) and isinstance(inner := layers(model), nn.Module):
-            model = inner
-            layers = "blocks"
+        if callable(layers) and not isinstance(layers, nn.Module):
+            layers = layers(model)
+            if isinstance(layers, nn.Module):
+                model, layers = layers, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
-            self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes
+            self.layers,
+            self.inputs,
+            self._update,
+            on_error,
+            no_grad_passes=no_grad_passes,
+            undoing=self._undoing,
         )
         self.probe.token_ids = token_ids
         self.probe.mask = mask
@@ -390,11 +397,27 @@ class Geometry:
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
-        self._empty |= {key: metrics for key, metrics in empty.items() if metrics}
+        self._drop([*self._metrics])
         self._has_kept = False
-        self._metrics.clear()
         self.probe.layers_without_gradients.clear()
+        self.inputs.first_position = None
+
+    def _drop(self, layers: Iterable[str]) -> None:
+        dropped = {name: self._metrics.pop(name) for name in layers}
+        empty = {(name, metrics.dim): metrics.reset() for name, metrics in dropped.items()}
+        self._empty |= {key: metrics for key, metrics in empty.items() if metrics}
+
+    def _undoing(self) -> Callable[[], None]:
+        """A function that drops the rows that come from now on, of a forward pass that fails."""
+        layers = {**self._metrics}
+        put_back = undoing(layers.values())
+
+        def undo() -> None:
+            if all(self._metrics.get(name) is each for name, each in layers.items()):
+                self._drop(self._metrics.keys() - layers.keys())
+                put_back()
+
+        return undo
 
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
@@ -440,12 +463,23 @@ class Geometry:
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
+        if not self.layers:  # of a stage of a pipeline
+            return []
         of_layers = [self._known_of(layer) for layer in self.layers]
         known = torch.tensor(of_layers, dtype=torch.float64)
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
-        sizes, marks, num_sequences = known.split([3, self.settings["jackknife"], ranks], dim=1)
+        sizes, firsts, marks, num_sequences = known.split(
+            [3, 2, self.settings["jackknife"], ranks], dim=1
+        )
+        least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
+        if most > least:
+            raise ValueError(
+                f"each rank must have whole sequences; position ids begin at {int(least)} on "
+                f"one rank and at {int(most)} on another one, as under context parallelism. Sweep "
+                "over the checkpoints."
+            )
         for layer, (dim, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
@@ -469,20 +503,22 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, bytes, and whether it has massive rows; a mark of each group of the jackknife
-        that has a sequence; and for each rank a number of sequences, of which this rank knows its
-        own.
+        Its width, bytes, and whether it has massive rows; where position ids begin, negative and
+        positive; a mark of each group of the jackknife that has a sequence; and for each rank a
+        number of sequences, of which this rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = [0.0] * (3 + num_groups + ranks)
+        first = self.inputs.first_position
+        firsts = (-inf, -inf) if first is None else (-first, first)
+        known = [0.0, 0.0, 0.0, *firsts] + [0.0] * (num_groups + ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             known[:3] = metrics.dim, num_bytes, metrics.massive is not None
             for group in metrics.groups:
-                known[3 + group] = 1
-            known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
+                known[5 + group] = 1
+            known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
@@ -710,3 +746,16 @@ def observe(
     with geometry.probe:
         yield geometry
     geometry._warn_of_silence(stacklevel=4)
+    num_rows = [metrics.num_rows for metrics in geometry._metrics.values()]
+    if num_rows and not any(num_rows):
+        warnings.warn(
+            "No token is left to measure: skip_first_positions, ignore_token_ids and the mask "
+            "leave out all of them, or the batches are empty.",
+            stacklevel=3,
+        )
+    if geometry.inputs.has_unread_ids and token_ids is None and rows not in ("mean", "max"):
+        warnings.warn(
+            "The model is given input_ids, but no embedding table of the measured part is called "
+            "with them, so values over token types are absent. Give token_ids=.",
+            stacklevel=3,
+        )

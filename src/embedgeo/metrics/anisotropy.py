@@ -177,7 +177,6 @@ class Anisotropy(GeometryMetric):
     """
 
     terms = _TERMS
-    has_samples = True
     keys_without_massive = ("anisotropy", "anisotropy_without_top_dim")
 
     mean: Tensor
@@ -207,7 +206,7 @@ class Anisotropy(GeometryMetric):
         self.batch_size = batch_size
         self.sample_size = sample_size
         self.seed = seed
-        self.has_copies = sample_size is None
+        self.has_copies = self.has_samples = sample_size is None
         if sample_size is None:
             self.declare(Scatter.empty(dim))
         else:
@@ -255,7 +254,7 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        if self.sample_size is not None:
+        if not self.has_samples:
             return {}
         mean = self.mean.where(self.num_finite > 0, torch.nan)
         return {"mean": mean, "eigenvalues": self.eigenvalues()}

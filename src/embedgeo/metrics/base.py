@@ -149,7 +149,7 @@ class GeometryMetric(Metric):
     `compute_with_errors`.
     """
 
-    has_samples: ClassVar[bool] = False
+    has_samples: bool = False
     """True where `samples` has anything to save."""
 
     _warned_of_rows_without_type = False

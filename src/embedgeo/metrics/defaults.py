@@ -260,5 +260,6 @@ def require_samples(layers: Iterable[LayerMetrics]) -> None:
     num_samples = [len(layer.wanted(lambda metric: metric.has_samples)) for layer in layers]
     if num_samples and not any(num_samples):
         raise ValueError(
-            "save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is."
+            "save_samples needs IntrinsicDimension or Anisotropy among the metrics, the latter "
+            "without sample_size=; neither is."
         )

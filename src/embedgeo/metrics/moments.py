@@ -164,9 +164,9 @@ class EmbeddingMoments(GeometryMetric):
     rows came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
     within-token variance is estimated in each update from pairs of occurrences in different
     sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where
-    only some rows have a type). What too few rows leave undefined is NaN. See
-    `embedgeo.functional.moment_values` and `embedgeo.functional.within_variance` for the
-    definitions.
+    only some rows have a type, or each update is of one sequence). What too few rows leave
+    undefined is NaN. See `embedgeo.functional.moment_values` and
+    `embedgeo.functional.within_variance` for the definitions.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
 

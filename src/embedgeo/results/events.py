@@ -60,7 +60,9 @@ def is_logged(record: Record, scalars: Scalars) -> bool:
 
 
 def tagged_scalars(
-    records: Iterable[Record], prefix: str = "geometry", scalars: Scalars = "all"
+    records: Iterable[Record],
+    prefix: str = "geometry",
+    scalars: Scalars = "all",
 ) -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, those of means over blocks among them.
 

@@ -1,11 +1,13 @@
 """Records, the flat form of results, and outliers among losses."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from statistics import median
 from typing import Any, NotRequired, TypedDict
 
+from embedgeo.glossary import is_without
 from embedgeo.layer_names import blocks_by_side
 
 MODEL = "model"
@@ -59,12 +61,13 @@ def is_mean(record: Mapping[str, Any]) -> bool:
     return record["layer"] in MEANS and record["layer_index"] < 0
 
 
-def block_means(records: Iterable[Record]) -> list[Record]:
+def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[Record]:
     """Records of the means over blocks of one measurement, with the standard errors unknown: see
     `MEANS`.
 
     Each is over the blocks with a record of the metric, and NaN where one of these is. Places of
-    coordinates have no mean, nor have blocks beside a layer with its name.
+    coordinates have no mean, nor have blocks beside a layer with its name, nor a side of which one
+    of the ``blocks`` has no record.
 
     >>> blocks = [
     ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
@@ -75,15 +78,22 @@ def block_means(records: Iterable[Record]) -> list[Record]:
     """
     records = list(records)
     layers = dict.fromkeys(record["layer"] for record in records)
+    sides = _sides((*layers, *(dict.fromkeys(blocks) - layers.keys())))
+    incomplete = {side for block, side in sides.items() if block not in layers}
     sides = {
-        block: side for block, side in _sides(tuple(layers)).items() if f"{side}mean" not in layers
+        block: side
+        for block, side in sides.items()
+        if side not in incomplete and f"{side}mean" not in layers
     }
     together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["layer"] in sides and not record["metric"].endswith("_top_coordinate"):
             together.setdefault((sides[record["layer"]], record["metric"]), []).append(record)
     means: list[Record] = []
-    for (side, _), of_blocks in together.items():
+    num_blocks = Counter(sides.values())
+    for (side, metric), of_blocks in together.items():
+        if is_without(metric) and len(of_blocks) < num_blocks[side]:
+            continue  # some have no massive rows, and so no such record
         value = sum(record["value"] for record in of_blocks) / len(of_blocks)
         means.append(
             of_blocks[-1]

@@ -44,6 +44,7 @@ T = TypeVar("T")
 _ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard|ep|expert.*", re.I)
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
+_CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
@@ -56,16 +57,17 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     parallelism. Dimensions of size 1 may have any name.
     """
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ("",) * mesh.ndim)
+    known = _ROWS, _REPEATED, _STAGES
     other = [
         name or "an unnamed one"
         for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1 and not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))
+        if size > 1
+        and (_CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
     ]
     if other:
-        under_context = any(re.fullmatch("cp|context.*", name, re.I) for name in other)
         remedy = (
             "Under context parallelism sweep over the checkpoints."
-            if under_context
+            if any(map(_CONTEXT.fullmatch, other))
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(

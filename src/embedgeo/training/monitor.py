@@ -45,6 +45,7 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.functional.rows import massive_times
 from embedgeo.geometry import Geometry
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
@@ -85,7 +86,7 @@ class Schedule:
     def __init__(
         self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1
     ) -> None:
-        if isinstance(extra_steps, str | int | float):
+        if isinstance(extra_steps, str | int | float | Iterator):
             raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
         extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
         for name, value, least in (
@@ -342,6 +343,8 @@ class Monitor(ABC):
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
+        self._silent: list[str] = []  # layers without rows at the last measurement
+        self._warned_of_silence = False
         # batches, and rows of this rank, at the first measurement
         self._probe_size: tuple[int, int] | None = None
         self._failed = False
@@ -766,19 +769,22 @@ class Monitor(ABC):
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
+                    self._silent = geometry.silent_layers()
                 is_agreed = True
                 self._record(step, records, geometry)
             finally:
                 geometry.reset()
-            if is_first:
+            if is_first or (self._silent and not self._warned_of_silence):
+                self._warned_of_silence = bool(self._silent)
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
-                if lines := finding_lines(records):
-                    self._say(f"at step {step}, {' '.join(lines)}")
+            if is_first and (lines := finding_lines(records)):
+                self._say(f"at step {step}, {' '.join(lines)}")
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
     def _record(self, step: int, records: list[Record], geometry: Geometry) -> None:
-        logged = [Record(step=step, **each) for each in [*records, *block_means(records)]]
+        means = block_means(records, self._silent)
+        logged = [Record(step=step, **each) for each in [*records, *means]]
         measured = [*logged]
         measured += self._hear(step, measured, geometry)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
@@ -798,7 +804,12 @@ class Monitor(ABC):
         # on all ranks
         has_values = any(record["value"] and not math.isnan(record["value"]) for record in records)
         if why_silent:
-            self._warn(why_silent)
+            some = (
+                f" At step {step} there is no mean over blocks, for all that were there at the "
+                "start must have rows. A probe= runs skipped ones, in eval mode; a replaced one "
+                "needs another monitor."
+            )
+            self._warn(why_silent + some * bool(records and blocks_by_side(self._silent)))
         elif not (has_values or num_rows):
             self._warn(
                 f"no token is left to measure at step {step}: skip_first_positions, "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Size, Tensor
 
 from embedgeo.capture.forward_inputs import READ_MASKS
-from embedgeo.capture.structure import measured_model, model_width
+from embedgeo.capture.structure import measured_model, model_width, submodels
 from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
@@ -18,6 +18,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import FEW_POINTS, FEW_ROWS, headlines, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
+from embedgeo.metrics.moments import EmbeddingMoments
 
 UNKNOWN_SHAPE = 128, 512
 """Sequences and tokens of a batch that does not tell them."""
@@ -29,6 +30,7 @@ class ExpectedRows(NamedTuple):
     num_batches: int  # on all ranks
     on_rank: int  # where batches do not tell their shape, of batches of the default one
     num_rows: int  # of all ranks; 0 where batches do not tell their shape
+    has_one_sequence: bool = False  # each batch
 
 
 def opening(
@@ -86,11 +88,19 @@ def opening(
             f"{f' That is too few for {listed(few)}.' if few else ''}"
         )
     lines += [sources, *(width_notes(geometry.make_metrics, width) if width else ())]
+    if expected.has_one_sequence and any(isinstance(each, EmbeddingMoments) for each in own):
+        lines.append(
+            "V_W from updates of one sequence is NaN, because EmbeddingMoments takes pairs in "
+            "different sequences of an update. Give larger batches, or metrics=default_metrics."
+        )
     if of_types and has_no_ids and not has_no_types:
+        why = "has no embedding table that is called with token ids"
+        if len(submodels(measured)) > 1:
+            why = "has no table inside of its encoder and decoder to tell whose token ids are whose"
         lines.append(
             f"{listed([term(key).name for key in of_types])} and other values over token types "
-            f"will be absent, because {type(measured).__name__} has no embedding table that is "
-            f"called with token ids. Give token_ids=, a function of the batch."
+            f"will be absent, because {type(measured).__name__} {why}. Give token_ids=, a function "
+            f"of the batch."
         )
     return lines
 
@@ -143,7 +153,8 @@ def expected_rows(
     batch_size, seq_len = shape or default
     in_batch = batch_size * (seq_len if unit in ("tokens", "words") else 1)
     on_rank = -(-num_batches // ranks) * in_batch
-    return ExpectedRows(num_batches, on_rank, num_batches * in_batch if shape else 0)
+    num_rows = num_batches * in_batch if shape else 0
+    return ExpectedRows(num_batches, on_rank, num_rows, batch_size == 1)
 
 
 def _shape(batch: Any) -> Size | None:

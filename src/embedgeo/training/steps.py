@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
+from operator import index
 from typing import Any, Self, Unpack
 from weakref import WeakMethod
 
@@ -147,12 +148,13 @@ class StepMonitor(Monitor):
         """Context for the forward and the backward pass of a training batch; every rank calls this.
 
         Args:
-            step: the number of optimizer steps taken so far. It must not go back: that ends
-                monitoring, with what was being measured.
+            step: the number of optimizer steps taken so far, an integer. It must not go back: that
+                ends monitoring, with what was being measured.
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last
                 weights.
         """
-        self._now = step
+        # a tensor may be counted on in place
+        self._now = step = index(step)
         after, before = self._idle_between
         if after < step < before:
             if self._keeps_batches and batch is not None:
@@ -181,7 +183,7 @@ class StepMonitor(Monitor):
                 has_failed = is_distributed() and self._ranks.all_come(occasion, 10.0)
             if has_failed:
                 self._window_start = None  # nothing of it is left
-            self._finish(self._now + (not has_failed) if step is None else step)
+            self._finish(self._now + (not has_failed) if step is None else index(step))
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:

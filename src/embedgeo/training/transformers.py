@@ -92,7 +92,8 @@ class GeometryCallback(Monitor, TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._run is not None and "train_runtime" in kwargs.get("logs", ()):
+        # the state that is logged at the end alone; other logs may have run times, too
+        if self._run is not None and "total_flos" in kwargs.get("logs", ()):
             # training has ended, but the weights are still the last ones: the best model may be
             # loaded after this
             self._finish(state.global_step)
