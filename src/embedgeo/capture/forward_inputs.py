@@ -441,8 +441,8 @@ class ForwardInputs:
         self._lookup = None
 
     def end_call(self, *call: Any) -> None:
-        """Record that the enclosing module called last has returned or raised."""
-        if self._running and not self.token_ids:
+        """Record that the enclosing module called last has returned; it raised without ``call``."""
+        if call and self._running and not self.token_ids:
             batch = self._running[0].batch
             self.has_unread_ids |= isinstance(batch, Mapping) and "input_ids" in batch
         del self._running[-1:]  # there is none after a `reset` inside the call

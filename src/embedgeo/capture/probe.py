@@ -269,7 +269,7 @@ class Probe:
                 if not (self._no_grad_passes or self._is_stale):
                     self._versions = self._weight_versions()
         finally:
-            self._inputs.end_call()
+            self._inputs.end_call(*call)
 
     def _read(
         self,
