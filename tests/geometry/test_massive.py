@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -20,7 +19,6 @@ from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model as saved_model, tokenizer_files, tokenizer_of
-from tests.training.hf_runs import hf_trainer
 
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 TIMES = 1.1
@@ -99,21 +97,6 @@ def test_values_are_those_of_the_rows_that_are_left(jackknife, times):
     assert len(counts) > 1
 
 
-def test_of_each_pass_by_its_own_median_and_of_few_rows_none():
-    model = built()
-    passes = [batch(0), batch(1, rows=20), batch(2, rows=3)]
-    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
-        for given in passes:
-            model(**given)
-    masks = [
-        {name: counted(x, given, TIMES) for name, x in hidden_rows(model, given).items()}
-        for given in passes
-    ]
-    assert all(mask.sum() == passes[2]["attention_mask"].sum() for mask in masks[2].values())
-    for layer, values in geometry.compute().items():
-        assert values["n"] == sum(int(each[layer].sum()) for each in masks)
-
-
 def test_rows_that_are_not_finite_are_counted_apart():
     model, given = built(infinite=[7]), batch()
     with observe(model, layers="embed", skip_massive=True) as geometry, torch.no_grad():
@@ -145,17 +128,6 @@ def test_other_numbers_are_refused(wrong):
     ):
         with pytest.raises(ValueError, match="massive must be"):
             start()
-
-
-@pytest.mark.slow
-def test_a_run_of_the_trainer_leaves_them_out(tmp_path):
-    callback = GeometryCallback(every_n_steps=2, skip_massive=1.05, on_error="raise")
-    sizes = {"per_device_train_batch_size": 12, "max_steps": 2}
-    hf_trainer(tmp_path, callback, **sizes).train()
-    table = pd.DataFrame(callback.history).query("layer_index >= 0 and step == 0")
-    values = table.pivot_table("value", "layer", "metric")
-    assert (values["n"] + values["n_massive"] == 144).all()
-    assert values["n_massive"].nunique() > 1
 
 
 @pytest.mark.slow

@@ -103,35 +103,6 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
     assert all_nan({key: value for key, value in values.items() if "n_points" not in key})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 2}, "batch_size must be at least 3 rows"),
-        ({"num_batches": 0}, "num_batches at least 1"),
-        ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
-        ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
-        ({"method": "mle", "discard_fraction": 1.0}, "between 0 and 1, 1 excluded; got 1.0"),
-        ({"method": "ml"}, "method must be one of .* got 'ml'"),
-        ({"scales": ()}, r"scales must be ranks of neighbours, .* from 1 up; got \(\)"),
-        ({"scales": (1, 1)}, "scales must be"),
-        ({"scales": (1.5,)}, "scales must be"),
-        ({"neighbors": "other"}, 'neighbors must be "all" or "other_sequences"'),
-        (
-            {"estimator": skdim.id.lPCA(), "neighbors": "other_sequences"},
-            'needs "twonn" or "gride"',
-        ),
-        ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
-        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
-        ({"seed": 2**63}, "seed must be at least 0"),
-        ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
-        ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        IntrinsicDimension(4, **arguments)
-
-
 def test_mean_and_spread_over_batches():
     metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
     batches = metric.sample().rows.split(100)

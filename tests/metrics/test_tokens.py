@@ -17,10 +17,8 @@ from embedgeo.metrics import (
 from research.within_token_variance import bursts, independent, nested, shares, text_share
 from tests import references
 from tests.data import (
-    all_nan,
     assert_values,
     floats,
-    gaussian,
     texts,
     token_rows,
     updated,
@@ -312,22 +310,6 @@ def test_a_type_without_a_pair_in_one_text_takes_that_of_types_seen_in_as_many()
     local = {1: 2.0, 2: 18.0, 3: 2.0, 4: 18.0}
     mean = sum(local[int(token_id)] for token_id in ids) / len(ids)
     assert context_of(x, ids, sequences)["V_W_local"].item() == pytest.approx(mean, rel=1e-12)
-
-
-def test_context_where_there_is_nothing_to_tell():
-    x, ids, sequences = texts(60, 3)
-    alone = floats(context_of(x, ids, torch.zeros(60).long()))
-    assert alone["V_W_local"] > 0
-    assert all_nan({key: alone[key] for key in CONTEXT[1:]})
-    assert all_nan(floats(context_of(x, ids, torch.arange(60))))
-    constant = floats(context_of((1e4 + gaussian(60, 3))[ids // 1000].float(), ids, sequences))
-    assert constant["V_W_local"] == constant["V_W_text"] == 0
-    assert math.isnan(constant["V_W_text_over_V_W"])
-    assert not updated(TokenMoments(3), x).compute().keys() & set(CONTEXT)
-    nearly = floats(context_of((1e4 + gaussian(60, 3))[ids // 1000] + 1e-13 * x, ids, sequences))
-    assert nearly["V_W_local"] == nearly["V_W_text"] == 0
-    copies = gaussian(60, 3)[sequences.unique(return_inverse=True)[1]]
-    assert floats(context_of(copies, torch.zeros(60).long(), sequences))["V_W_text_over_V_W"] == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

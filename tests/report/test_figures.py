@@ -5,14 +5,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from embedgeo.drawing import FigureData, style
 from embedgeo.glossary import known_terms
 from embedgeo.report import comparison, figures, token_types, variance
 from embedgeo.report.runs import Run, read_runs
-from tests.report.page import bands
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
 DRAWN = {key: term for key, term in known_terms().items() if term.is_drawn}
@@ -102,21 +100,6 @@ def changed(run: Run, metric: str, value: float, *, layer: str, steps: object = 
     return replace(run, values=values)
 
 
-def test_shares_add_up_to_the_whole_with_and_without_token_ids(run: Run) -> None:
-    found, means = (figures.composition(run, by).numbers for by in ("layer", "step"))
-    np.testing.assert_allclose(found.sum(axis=1), 1)
-    at = run.values.loc[4000, "block.02"]
-    assert found.loc[(4000, "block.02"), "M"] == pytest.approx(at["M"] / at["Q"])
-    of_blocks = found.loc[4000].filter(like="block.", axis=0).mean()
-    pd.testing.assert_series_equal(means.loc[4000], of_blocks, check_names=False)
-    without = replace(run, values=run.values[["M", "V"]])
-    without = changed(without, "M", np.nan, layer="block.00", steps=[4000])
-    bars = figures.composition(without, "layer").figure.axes[0].containers
-    assert [each.get_label() for each in bars] == ["M: offset", "V: variance"]
-    heights = np.sum([[bar.get_height() for bar in each] for each in bars], axis=0)
-    np.testing.assert_allclose(heights, [1, 0, 1, 1, 1])
-
-
 def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -> None:
     dynamics = figures.dynamics(two_sided, "M").numbers
     compared = comparison.compare_profiles([two_sided], "M").numbers["M"]
@@ -143,25 +126,6 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None
         low, high = ax.get_ylim()
         assert (-0.3 < low < 0.2, 0.4 < high < 0.6) == (True, True), draw
         assert "beyond: embed 90, norm −3" in [line.get_label() for line in ax.lines]
-
-
-def test_bands_are_one_standard_error_to_each_side_and_beside_the_numbers(run: Run) -> None:
-    without = replace(run, errors=run.errors * np.nan)
-    for draw, count in (
-        (lambda run: figures.dynamics(run, "M_over_Q"), 6),
-        (lambda run: figures.profile(run, "M_over_Q"), 6),
-        (lambda run: comparison.compare_dynamics([run], "M_over_Q"), 1),
-        (lambda run: comparison.compare_profiles([run], "M_over_Q"), 1),
-    ):
-        data, bare = draw(run), draw(without)
-        np.testing.assert_allclose(bands(data), [0.05] * count)
-        assert not bands(bare)
-        assert "standard error" not in bare.text
-        assert not [column for column in bare.numbers if str(column).startswith("stderr")]
-    for draw, columns in ((figures.dynamics, run.layers), (figures.profile, run.steps)):
-        numbers = draw(run, "M_over_Q").numbers
-        for column in {*columns} & {*numbers}:
-            np.testing.assert_allclose(numbers[f"stderr of {column}"], 0.05 * numbers[column])
 
 
 def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(run: Run) -> None:

@@ -86,29 +86,3 @@ def test_pictures_are_drawn_at_the_first_measurement_at_each_doubling_and_at_the
     assert writer.images == [("geometry.curves/M", step) for step in drawn]
     assert writer.texts.count("geometry/what the numbers mean") == 1
     media.write([writer], [], last=True)  # a history that was cleared
-
-
-@pytest.mark.usefixtures("unpainted")
-@pytest.mark.parametrize(
-    ("history", "kinds"),
-    [
-        ([], ""),
-        (records(5, 0.0, layers=["x" * 40]), "curves heatmap profile"),
-        ([*records(0, -3.0), *records(9, np.inf, LAYERS[:1])], "curves heatmap profile"),
-        (records(0, layers=["mean(last4)"]), ""),  # of no depth
-        (records(0, metrics=["mine"]), ""),
-        (
-            [each for step in range(0, 150_000, 250) for each in records(step, layers=LAYERS[:1])],
-            "curves heatmap profile",
-        ),
-    ],
-    ids=["nothing", "equal", "infinite", "means", "own", "long"],
-)
-def test_whatever_was_measured_is_drawn_if_it_can_be(history, kinds):
-    writer = Writer()
-    pictures = Media("geometry")
-    for last in (False, True):
-        pictures.write([writer], history, last=last)
-    drawn = {tag.partition("/")[0].removeprefix("geometry.") for tag, _ in writer.images}
-    assert drawn - {"shares"} == {*kinds.split()}
-    assert ("geometry/what the numbers mean" in writer.texts) == bool(history)

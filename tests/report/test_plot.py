@@ -8,17 +8,14 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
+from embedgeo import load_results, plot
 from embedgeo.drawing import style
-from embedgeo.report import figures, token_types, variance
+from embedgeo.report import figures, variance
 from embedgeo.report.runs import Run
-from tests.models import gpt_neox
 from tests.report.synthetic import make_models
 
 METRIC = "M_over_Q"
@@ -107,49 +104,6 @@ def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
     assert "Gaussian rows" in [line.get_label() for line in expected.axes[0].lines]
     for results in (str(sweep), load_results(sweep), records, SimpleNamespace(history=records)):
         require_same(plot(results, "dynamics", METRIC), expected)
-
-
-def test_a_geometry_is_drawn_by_its_layers(ax: Axes) -> None:
-    ids = (torch.rand(8, 60, generator=torch.Generator().manual_seed(0)) * 40).long()
-    model = gpt_neox()
-
-    def metrics(dim: int) -> list:
-        return [TokenMoments(dim), Anisotropy(dim, spectrum=True)]
-
-    with torch.no_grad(), observe(model, metrics=metrics) as geometry:
-        model(input_ids=ids)
-    values = [at[METRIC] for at in geometry.compute().values()]
-    for results in (geometry, geometry.to_frame()):
-        line = plot(results, "profile", METRIC).axes[0].lines[0]
-        assert line.get_label() == "measured"
-        np.testing.assert_allclose(line.get_ydata(), values)
-    eigenvalues = geometry.layer_tables()["spectra"].query("layer == 'block.01'")["eigenvalue"]
-    (line, *_) = plot(geometry, "spectrum", layer="block.01").axes[0].lines
-    np.testing.assert_allclose(line.get_ydata(), eigenvalues / eigenvalues.mean())
-    table = geometry.token_tables()
-    require_same(plot(table, "tokens"), plot(geometry, "tokens"))
-    assert plot(table, "tokens", layer="block.01", ax=ax) is ax.figure
-    assert "block.01" in ax.get_title("left")
-
-
-def test_token_types_are_those_of_the_report(sweep: Path, run: Run, ax: Axes) -> None:
-    with style():
-        require_same(
-            plot(sweep, "tokens"),
-            token_types.mean_against_variance(token_types.types_of(run)).figure,
-        )
-    plot(sweep, "tokens", ax=ax)
-    last = run.read("tokens", 4000).query("layer == 'block.02' and n >= 10")
-    np.testing.assert_allclose(ax.collections[0].get_offsets(), last[["M", "V"]])
-    assert ax.get_title("left").startswith("V against M at block.02, step 4,000\n")
-    # the axes are those of the types in the range: others have no room of their own
-    low, high = np.array([ax.get_xlim(), ax.get_ylim()]).T
-    spans = last[["M", "V"]].max() - last[["M", "V"]].min()
-    assert ((low <= last[["M", "V"]].min()) & (high >= last[["M", "V"]].max())).all()
-    assert (high - low < 1.5 * spans).all()
-    rare = pd.DataFrame({"token_id": [1, 2], "n": [9, 3], "Q": 1.0, "M": 0.5, "V": 0.5})
-    (text,) = plot(rare, "tokens").axes[0].texts
-    assert text.get_text() == "no type occurs so often"
 
 
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(

@@ -5,10 +5,8 @@ from math import nan
 import pandas as pd
 import pytest
 
-from embedgeo.report.figures import dynamics
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import stories, story
-from embedgeo.report.summary import flags, overview
 from embedgeo.results.records import block_means
 
 LAYERS = ("embed", "block.00", "block.01")
@@ -71,27 +69,3 @@ def test_a_mean_is_the_monitors_and_undefined_where_a_block_is() -> None:
 @pytest.mark.parametrize("run", [run_of({4: 0.5}), run_of({0: 0.5, 8: 0.7}, metric="my_own")])
 def test_one_measurement_and_other_numbers_have_no_sentence(run: Run) -> None:
     assert stories([run]) == []
-
-
-def test_steps_of_few_rows_are_no_extremes_and_are_told() -> None:
-    curves = {0: 0.5, 10: 0.6, 100: 0.4, 1000: 0.45, 1100: 0.1}
-    records = [
-        {"step": step, "layer": "block.00", "layer_index": 0, "width": 16}
-        | {"metric": metric, "value": value, "stderr": None}
-        for step, share in curves.items()
-        for metric, value in (("M_over_Q", share), ("n", 256 if step == 1100 else 512))
-    ]
-    run = make_run("run", pd.DataFrame(records))
-    (sentence,) = story(run)
-    assert "lowest 0.4 at step 100" in sentence
-    assert "0.1 at step 1,100" in sentence
-    (part,) = overview([run], has_errors=False).parts
-    assert part.cells["M_over_Q"]["lowest (step)"] == "0.4 (100)"
-    assert part.cells["M_over_Q"]["last"] == "0.1"
-    (flag,) = (flag for flag in flags(run) if flag.title == "Steps of few rows")
-    assert flag.details == ["step 1,100: 256 rows"]
-    drawn = dynamics(run, "M_over_Q")
-    assert "lowest 0.4 at step 100" in drawn.text
-    assert drawn.text.endswith("Hollow: steps of few rows.")
-    (hollow,) = (lines for lines in drawn.lines if lines.kind == "few")
-    assert hollow.values.to_dict() == {"mean over blocks, few rows": {1100: 0.1}}
