@@ -52,7 +52,7 @@ from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
-from embedgeo.training.distributed import PipelineStage
+from embedgeo.training.distributed import PipelineStage, kept_sharded
 from embedgeo.training.loggers import Media
 from embedgeo.training.opening import (
     ExpectedRows,
@@ -698,8 +698,8 @@ class Monitor(ABC):
             self._measure(step)
 
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
-        """Run the model on batches, and count them; weights, buffers and modes are what they were
-        afterwards.
+        """Run the model on batches, and count them; weights, their shards, buffers and modes are
+        what they were afterwards.
 
         It runs without gradients.
 
@@ -720,6 +720,7 @@ class Monitor(ABC):
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
+            stack.enter_context(kept_sharded(run.model))
             if as_training:
                 stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
