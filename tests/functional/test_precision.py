@@ -21,7 +21,7 @@ def process_setting(request):
 
 def test_settings_are_put_back(process_setting):
     with matmul_precision(torch.device("cpu")):
-        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
     assert settings_now() == process_setting
 
 
@@ -37,3 +37,19 @@ def test_autocast_is_set_aside_and_put_back():
         with matmul_precision(torch.device("cpu")):
             assert (a @ a).dtype == torch.float32
         assert (a @ a).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("own", ["none", "tf32"])
+def test_an_inherited_setting_is_inherited_afterwards_and_an_own_one_is_kept(device, own):
+    name = "cuda" if device == "cuda" else "mkldnn"
+    matmul = getattr(torch.backends, name).matmul
+    try:
+        torch.backends.fp32_precision, matmul.fp32_precision = "tf32", own
+        with matmul_precision(torch.device(device)):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == torch.backends.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert matmul.fp32_precision == ("ieee" if own == "none" else own)
+    finally:
+        torch.backends.fp32_precision = matmul.fp32_precision = "none"

@@ -250,3 +250,42 @@ def test_last_weights_are_told_where_the_model_does_not_take_a_batch(tmp_path):
     with pytest.warns(UserWarning, match=r"last step, 7, are not measured.*probe_forward="):
         trainer.train()
     assert n_at(callback) == {0: 2 * BATCH}
+
+
+class ActsOnLogs(hf.TrainerCallback):
+    """Ends training at its fourth log, and needs a loss in each."""
+
+    num_logs = 0
+
+    def on_log(self, args, state, control, logs=None, **_):
+        assert {"loss", "train_loss"} & logs.keys()
+        self.num_logs += 1
+        control.should_training_stop |= self.num_logs == 4
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_other_callbacks_do_not_get_what_is_logged(tmp_path, place):
+    callbacks = [GeometryCallback(1, on_error="raise", metrics=moments)]
+    callbacks.insert(place, ActsOnLogs())
+    trainer = hf_trainer(tmp_path, *callbacks, logging_steps=2, max_steps=12)
+    trainer.train()
+    assert trainer.state.global_step == 8
+
+
+def test_the_end_is_told_from_logs_of_tokens_seen(tmp_path):
+    callback = GeometryCallback(4, metrics=moments)
+    counted = {"include_num_input_tokens_seen": "all"}
+    hf_trainer(tmp_path, callback, logging_steps=3, max_steps=6, **counted).train()
+    assert steps(callback) == [0, 4, 6]
+
+
+def test_a_resumed_run_keeps_the_choice_of_metrics(tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    hf_trainer(tmp_path, GeometryCallback(2), max_steps=2, **saved).train()
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    path.write_text(path.read_text().replace('"has_tables": true', '"has_tables": false'))
+    resumed = GeometryCallback(2)
+    trainer = hf_trainer(tmp_path, resumed, max_steps=4, **saved)
+    trainer.train(resume_from_checkpoint=str(path.parent))
+    assert steps(resumed) == [2, 4]
+    assert "token_types" not in {record["metric"] for record in resumed.history}

@@ -5,7 +5,9 @@ states of all layers through the phases together, so that they need few collecti
 these are.
 """
 
+import json
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -25,6 +27,7 @@ Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
 NUM_PHASES = 4
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
+_begun = Counter[str]()  # meetings by their name, on all ranks
 _NOTHING = -1  # bytes, where there is no collective
 _MOST_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
 
@@ -177,17 +180,6 @@ class OwnGroup:
             self.end(f", since a collective failed: {type(error).__name__}: {error}")
             raise
 
-    def all_come(self, occasion: str, seconds: float) -> bool:
-        """Tell whether all ranks call this on an occasion, within so many seconds; the answer is
-        one for all.
-        """
-        store = self.process_group.get_group_store()
-        is_last = store.add(f"{occasion}/come", 1) == num_ranks(self)
-        if not is_last:
-            with suppress(RuntimeError):  # nobody was the last one in time
-                store.wait([occasion], timedelta(seconds=seconds))
-        return store.compare_set(occasion, "", "all" if is_last else "some") == b"all"
-
     def end(self, why: str = "") -> None:
         """Close the connections to the other ranks."""
         self._why_ended = self._why_ended or why
@@ -199,6 +191,83 @@ class OwnGroup:
                 dist.destroy_process_group(group)
 
 
+class Meetings:
+    """Occasions to which all ranks come, over the store of the default group.
+
+    No rank waits for another one that was not seen to come for longer than a time limit. So ranks
+    meet before a collective. All ranks give their meetings one name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._run = ""  # in front of the keys
+        self._missed: list[str] = []
+
+    def begin(self, seconds: float, options: Mapping[str, object]) -> str | None:
+        """Meet for the first time; the option that differs between ranks, else as `come`."""
+        store = _store()
+        attempt = 0
+        while store.check([self._key(attempt)]):  # ranks have met there without this one
+            attempt += 1
+        self._run = self._key(attempt).removesuffix("/begin")
+        own = json.dumps({name: str(value) for name, value in options.items()})
+        first = json.loads(store.compare_set(f"{self._run}/options", "", own))
+        names = [name for name, value in json.loads(own).items() if first.get(name) != value]
+        answer = self.come("begin", seconds, "".join(names[:1]))
+        if answer is not None:
+            _begun[self._name] += 1
+            with suppress(RuntimeError):  # another rank has deleted it
+                store.delete_key(f"{self._run}/options")
+        return answer
+
+    def come(self, occasion: str, seconds: float, said: str = "") -> str | None:
+        """What a rank has said, "" for nothing, once all have come to an occasion; None if one has
+        not come in time.
+
+        The answer is one for all ranks. Where a rank has left, nobody waits.
+        """
+        store = _store()
+        key = f"{self._run}/{occasion}"
+        if said:
+            store.set(f"{key}/said", said)
+        if store.add(f"{key}/come", 1) == num_ranks():
+            store.compare_set(key, "", "all")
+        elif not store.add(f"{self._run}/left", 0):
+            limit = store.timeout / 4  # several may follow each other before training goes on
+            with suppress(RuntimeError):  # nobody was the last one in time
+                store.wait([key], min(timedelta(seconds=seconds), limit))
+        if store.compare_set(key, "", "some") != b"all":
+            self._missed.append(key)
+            return None
+        answer: str = store.get(f"{key}/said").decode() if store.check([f"{key}/said"]) else ""
+        if store.add(f"{key}/read", 1) == num_ranks():
+            _forget(store, key)
+        return answer
+
+    def leave(self) -> None:
+        """Tell the others not to wait; the last rank deletes what is left of the meetings."""
+        with suppress(Exception):  # the group is gone, or another rank's process
+            store = _store()
+            if self._run and store.add(f"{self._run}/left", 1) == num_ranks():
+                for key in self._missed:
+                    _forget(store, key)
+                store.delete_key(f"{self._run}/left")
+
+    def _key(self, attempt: int) -> str:
+        return f"embedgeo/{self._name}/{_begun[self._name]}/{attempt}/begin"
+
+
+def _store() -> Any:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.get_group_store()
+
+
+def _forget(store: Any, key: str) -> None:
+    for name in (key, f"{key}/said", f"{key}/come", f"{key}/read"):
+        with suppress(RuntimeError):  # there is none
+            store.delete_key(name)
+
+
 def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
     """This rank's one of new groups of these ranks, None: the group of all; every rank must call
     this.
@@ -208,8 +277,7 @@ def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
     # what ranks tell each other is on the CPU
     backend = None if "cpu:" in config else f"cpu:gloo,{config}"
     members = [list(each) for each in groups]
-    assert dist.group.WORLD is not None
-    timeout = dist.group.WORLD.get_group_store().timeout  # type: ignore[attr-defined]  # that of the default group
+    timeout = _store().timeout  # that of the default group
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend=backend)
     return OwnGroup(group)
 

@@ -117,14 +117,40 @@ def quick_row_norms(rows: Tensor) -> Tensor:
 def matmul_precision(device: torch.device) -> Iterator[None]:
     """Compute float32 products on ``device`` in full float32, whatever autocast and the process's
     settings are.
+
+    The settings are left as they were. An inherited one is inherited again.
     """
-    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
+    backend: Any = (
+        torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    )
+    before = backend.fp32_precision
+    with torch.autocast(device.type, enabled=False):
+        if before in ("ieee", "none"):  # full float32
             yield
+            return
+        own = "none" if _is_inherited(backend) else before
+        try:
+            backend.fp32_precision = "ieee"
+            yield
+        finally:
+            backend.fp32_precision = own
+
+
+def _is_inherited(backend: Any) -> bool:
+    """Tell if a backend has the precision of a level above, and none of its own.
+
+    What torch tells is the same in both cases, so a level is changed for a moment.
+    """
+    every, cudnn = torch.backends, torch.backends.cudnn
+    if _follows(backend, every):
+        return True
+    return not _follows(cudnn, every) and _follows(backend, cudnn)
+
+
+def _follows(backend: Any, level: Any) -> bool:
+    own, before = backend.fp32_precision, level.fp32_precision
+    try:
+        level.fp32_precision = "tf32" if before == "ieee" else "ieee"
+        return bool(backend.fp32_precision != own)
     finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        level.fp32_precision = before

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -132,6 +132,48 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
             "model must have the same modules on every rank; they differ, as those of pipeline "
             "stages do. Give device_mesh= a mesh with the pipeline's dimension, named pp."
         )
+
+
+@contextmanager
+def kept_sharded(model: nn.Module) -> Iterator[None]:
+    """Context after which FSDP modules that were sharded are sharded again, also if it raises.
+
+    A root stays gathered until a backward pass. Until then its forward pass ignores changes of the
+    sharded weights.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    before = [_own_parameters(module) for module in modules]
+    try:
+        yield
+    finally:
+        for module, parameters in zip(modules, before, strict=True):
+            if not _has(module, parameters):
+                module.reshard()
+            if not _has(module, parameters):  # its forward pass has raised, and did not end
+                _end_forward(module)
+                module.reshard()
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that an FSDP module shards itself: those of no FSDP module inside it."""
+    inside = [each for each in module.modules() if isinstance(each, FSDPModule)]
+    others = {weight for each in inside if each is not module for weight in each.parameters()}
+    return [weight for weight in module.parameters() if weight not in others]
+
+
+def _has(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
+    return {*map(id, _own_parameters(module))} == {*map(id, parameters)}
+
+
+def _end_forward(module: nn.Module) -> None:
+    """Call a gathered FSDP module, without its forward, so that it leaves its forward state."""
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: None
+    try:
+        with suppress(Exception):  # hooks of others get no output
+            module()
+    finally:
+        module.forward = forward
 
 
 class PipelineStage:

@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,6 +31,7 @@ from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command, suggesting
 from embedgeo.functional.distributed import (
     Group,
+    Meetings,
     OtherRankError,
     OwnGroup,
     all_gather_object,
@@ -53,7 +54,7 @@ from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
-from embedgeo.training.distributed import PipelineStage
+from embedgeo.training.distributed import PipelineStage, kept_sharded
 from embedgeo.training.loggers import Media
 from embedgeo.training.opening import (
     ExpectedRows,
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
+
+_FAILED = "it has failed"
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -181,6 +184,11 @@ class Monitor(ABC):
     here reaches the training loop unless ``on_error="raise"``.
     """
 
+    wait_seconds = 60.0
+    """How long a rank waits for the others before a measurement, at most: also a fourth of the time
+    limit of the default process group. A rank that is not there by then loses the measurement."""
+
+    _meetings: Meetings | None = None  # of all ranks, where there are several
     _sequence_mesh: DeviceMesh | None = None
     _stage: PipelineStage | None = None
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
@@ -260,6 +268,31 @@ class Monitor(ABC):
         given = None if metrics == "auto" else metrics
         self.chooses_metrics = given is None
         self.make_without_tables = partial(streaming_metrics, seed=seed)
+        self._compared = {  # between ranks
+            "every_n_steps": every_n_steps,
+            "extra_steps": sorted(self.schedule.extra_steps),
+            "window": window,
+            "probe": self.probe is not None,
+            "layers": _described(layers),
+            "metrics": _described(metrics),
+            "skip_first_positions": skip_first_positions,
+            "skip_massive": skip_massive,
+            "seed": seed,
+            "rows": rows,
+            "jackknife": jackknife,
+            "measure_last": measure_last,
+            "compiled": compiled,
+            "listeners": [type(listener).__name__ for listener in self.listeners],
+            **{
+                name: _described(value)
+                for name, value in (
+                    ("probe_forward", probe_forward),
+                    ("token_ids", token_ids),
+                    ("mask", mask),
+                    ("word_ids", word_ids),
+                )
+            },
+        }
         self._settings: dict[str, Any] = {
             "layers": layers,
             "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
@@ -282,7 +315,15 @@ class Monitor(ABC):
         """What a copy has: all but the run, which is one process's own."""
         state = {**vars(self)}
         state.pop("_media", None)
-        of_run = ("_run", "_geometry", "_file", "_ranks", "_row_group", "_closure_hook")
+        of_run = (
+            "_run",
+            "_geometry",
+            "_file",
+            "_ranks",
+            "_row_group",
+            "_closure_hook",
+            "_meetings",
+        )
         return state | dict.fromkeys(of_run)
 
     def prepare(self, model: nn.Module) -> None:
@@ -349,6 +390,7 @@ class Monitor(ABC):
         self._probe_size: tuple[int, int] | None = None
         self._failed = False
         self._cannot_write = False
+        self._has_missed = False  # a measurement to which not all ranks came
         self._is_new = False  # not resumed, and without a record yet
         for listener in self.listeners:
             if callable(reset := getattr(listener, "reset", None)):
@@ -385,19 +427,14 @@ class Monitor(ABC):
                 listener.load_state_dict(states[name])
 
     def _start(self, run: TrainingRun, step: int) -> None:
+        self._geometry = None
         try:
-            self._join_ranks(run.process_group)
-            with together(self._ranks):
-                names = [type(listener).__name__ for listener in self.listeners]
-                every = [names] if self._ranks is None else all_gather_object(names, self._ranks)
-                if any(each != names for each in every):
-                    raise ValueError(
-                        f"listeners= must be the same on every rank, for they are called in step; "
-                        f"this rank has {listed(names) or 'none'}."
-                    )
-                geometry = self.make_geometry(run.model, run)
-                geometry.keeps_samples = bool(self.listeners)
-            self._geometry = geometry
+            if self._have_begun():
+                self._join_ranks(run.process_group)
+                with together(self._ranks):
+                    geometry = self.make_geometry(run.model, run)
+                    geometry.keeps_samples = bool(self.listeners)
+                self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
             raise
         except Exception as error:
@@ -438,12 +475,15 @@ class Monitor(ABC):
                     Path(folder), prefix, self._geometry.origin(), is_new=self._is_new, start=step
                 )
 
-    def _open(self, batch: Any) -> None:
-        """Choose the metrics, if that is left to the monitor, and say what is measured; every rank
-        calls this before its first batch.
+    def _open(self, batch: Any) -> bool:
+        """Choose the metrics, if that is left to the monitor, and say what is measured; False if
+        not all ranks have come. Every rank calls this before its first batch.
         """
         self._opened = True
         geometry = self._geometry
+        if not self._all_come("the first batch"):
+            self._geometry = None
+            return False
         assert geometry is not None
         with self._guarded():
             assert self._run is not None
@@ -466,6 +506,7 @@ class Monitor(ABC):
             )
             lines = [*described[:2], *notes, *described[2:]]
             self._say(f"\n{type(self).__name__}: ".join(lines))
+        return True
 
     def _choose_metrics(self, geometry: Geometry, expected: ExpectedRows) -> list[str]:
         """Take token tables where they fit, alike on all ranks, or as this run has begun; a
@@ -509,6 +550,61 @@ class Monitor(ABC):
             self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
         )
 
+    def _have_begun(self) -> bool:
+        """Tell if all ranks have come with the same options; otherwise monitoring is off."""
+        if self._meetings is None and has_other_ranks() and not self._failed:
+            meetings = Meetings(self.prefix)
+            differing = meetings.begin(self.wait_seconds, self._compared)
+            if differing is None:
+                raise OtherRankError(
+                    "a monitor must be on every rank; some have not come to its start in time. "
+                    "Make it on all ranks."
+                )
+            self._meetings = meetings
+            if differing:
+                raise OtherRankError(
+                    f"options must be the same on every rank; {differing}= differs. Give one value "
+                    "to all."
+                )
+        return not self._failed
+
+    def _all_come(self, occasion: str, said: str = "") -> bool:
+        """Tell if ranks may go on together: all have come to an occasion, and none has failed or
+        said why not.
+        """
+        if self._meetings is not None:
+            answer: str | None = _FAILED
+            try:
+                answer = self._meetings.come(
+                    occasion, self.wait_seconds, _FAILED if self._failed else said
+                )
+            except Exception as error:
+                self._fail(error)
+            if answer is None:
+                self._leave_out(occasion)
+                return False
+            if answer == _FAILED and not self._failed:
+                self._fail(OtherRankError(f"it failed on another rank before {occasion}"))
+            said = answer
+        if self._failed:
+            self._geometry = None  # all ranks know it
+        return not (said or self._failed)
+
+    def _leave_out(self, occasion: str) -> None:
+        """Drop the rows of a measurement to which not all ranks have come, with one warning."""
+        self._window_start = None
+        if self._geometry is not None:
+            self._geometry.reset()
+        if not self._has_missed:
+            self._has_missed = True
+            message = (
+                f"every rank must come to a measurement; at {occasion} some have not come in time, "
+                "or have ended, so it is left out, as will be all others to which they do not come."
+            )
+            if self.on_error == "raise":
+                raise OtherRankError(message)
+            self._warn(message)
+
     def _join_ranks(self, process_group: Group) -> None:
         """Make the process groups of the run, none of which is the training's; every rank calls
         this.
@@ -522,23 +618,27 @@ class Monitor(ABC):
                 self._row_group = own_copy(process_group, self._ranks)
 
     def _leave_ranks(self) -> None:
+        if self._meetings is not None:
+            self._meetings.leave()
         for group in (self._ranks, self._row_group, self._stage):
             if isinstance(group, OwnGroup | PipelineStage):
                 group.end()
+        self._meetings = None
         self._ranks = None
         self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
-        if not self._opened:
-            self._open(batch)
+        if not (self._opened or self._open(batch)):
+            return
         if self._keeps_batches and batch is not None:
             self._last_batches.add(step, batch)
         if self._window_start is None and self._take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
-            else:
+            # some exchange positions in the forward pass
+            elif self._sequence_mesh is None or self._all_come(f"the start of step {step}"):
                 self._window_start = step
         if self._window_start is not None:
             with self._guarded():
@@ -660,6 +760,8 @@ class Monitor(ABC):
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
+        if not self._all_come(f"the probe of step {step}"):
+            return
         num_batches = 0
         with self._guarded():
             num_batches = self._run_model(self.probe)
@@ -682,7 +784,7 @@ class Monitor(ABC):
         as in a training step.
         """
         batches = self._last_batches.full()
-        if not batches:
+        if not self._all_come(f"the last step, {step}", "" if batches else "no batch is kept"):
             return
         assert self._geometry is not None
         try:
@@ -703,8 +805,8 @@ class Monitor(ABC):
             self._measure(step)
 
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
-        """Run the model on batches, and count them; weights, buffers and modes are what they were
-        afterwards.
+        """Run the model on batches, and count them; weights, their shards, buffers and modes are
+        what they were afterwards.
 
         It runs without gradients.
 
@@ -725,6 +827,7 @@ class Monitor(ABC):
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
+            stack.enter_context(kept_sharded(run.model))
             if as_training:
                 stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
@@ -755,11 +858,7 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        if self._failed:
-            if self._ranks is not None:
-                with suppress(OtherRankError):
-                    self._ranks.agree(failed=True)
-            self._geometry = None
+        if not self._all_come(f"step {step}"):
             return
         is_first = self._measured_step is None
         self._measured_step = step
@@ -951,6 +1050,11 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
         if not callable(listener):
             raise TypeError(f"{rule}; got {type(listener).__name__}.")
     return made
+
+
+def _described(option: object) -> str:
+    """An option as ranks compare it: that of a function is its name."""
+    return getattr(option, "__name__", type(option).__name__) if callable(option) else repr(option)
 
 
 def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:

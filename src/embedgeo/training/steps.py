@@ -115,6 +115,9 @@ class StepMonitor(Monitor):
         if process_group is None and device_mesh is None and has_other_ranks():
             device_mesh = mesh_of(model)
         if device_mesh is not None:
+            with self._guarded():
+                self._have_begun()
+        if device_mesh is not None and not self._failed:
             self._process_group = data_parallel_group(device_mesh)
             self._sequence_mesh = sequence_mesh(device_mesh)
             self._stage = PipelineStage.on(device_mesh, model)
@@ -126,7 +129,8 @@ class StepMonitor(Monitor):
                     "runs all stages, such as one that calls schedule.eval; got None."
                 )
             self._keeps_batches = False  # a stage alone cannot be run on them
-        self.make_geometry(model)  # refused now, not at the first step
+        if not self._failed:
+            self.make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
         self._write_scalars = wandb_scalar_writer(log, self.prefix) or _scalar_writer(log)
         # has Lightning's make its folder now, which must be empty then
@@ -177,10 +181,10 @@ class StepMonitor(Monitor):
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
             has_failed = self._not_measured.has_failed
-            if has_failed and self._ranks is not None:
+            if has_failed and self._meetings is not None:
                 # ranks must end alike, also if one alone has failed
                 occasion = f"exception in step {self._now}"
-                has_failed = is_distributed() and self._ranks.all_come(occasion, 10.0)
+                has_failed = self._have_all_come(occasion)
             if has_failed:
                 self._window_start = None  # nothing of it is left
             self._finish(self._now + (not has_failed) if step is None else index(step))
@@ -200,11 +204,11 @@ class StepMonitor(Monitor):
             and self._has_stepped
             and self._now + 1 >= start + self.schedule.window
         )
-        if self._ranks is not None and is_distributed() and is_due:
+        if self._meetings is not None and is_distributed() and is_due:
             all_save = False
             occasion = f"state at step {self._now}, the last of a measurement"
             with self._guarded():
-                all_save = self._ranks.all_come(occasion, 0.001 if self._saves_alone else 10.0)
+                all_save = self._have_all_come(occasion, 0.001 if self._saves_alone else 10.0)
             if all_save:
                 self._after_batch(self._now + 1)
             elif not (self._saves_alone or self._failed):
@@ -215,6 +219,11 @@ class StepMonitor(Monitor):
                     "together; called on some, a run that goes on from this state will not have it."
                 )
         return self._state()
+
+    def _have_all_come(self, occasion: str, seconds: float = 10.0) -> bool:
+        if self._meetings is None or not is_distributed():
+            return False
+        return self._meetings.come(occasion, seconds) is not None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on in the schedule where a checkpoint was saved; before the first step."""

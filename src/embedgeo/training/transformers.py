@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
+
+_INTEGRATIONS = "transformers.integrations."
 
 
 class _Wrapper(NamedTuple):
@@ -32,14 +33,15 @@ class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a
     ``transformers.Trainer``.
 
-    Scalars go to every integration in ``report_to``, dated with the measured step, and not to the
-    console, which they would fill. ``trainer.state.log_history`` has the means over blocks alone,
+    Scalars go to every integration in ``report_to``, dated with the measured step. Other callbacks,
+    and the console, do not get them. ``trainer.state.log_history`` has the means over blocks alone,
     for every checkpoint holds it. Integrations that show more than scalars get charts, pictures
     and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
     default of ``folder`` is the Trainer's ``output_dir``. ``ignore_token_ids="special"`` leaves out
     the special tokens of the Trainer's ``processing_class``. Nothing is measured in evaluate and
-    predict. The Trainer's checkpoints do not hold the states of listeners. ``compiled="stable"``
+    predict. The Trainer's checkpoints hold the place in the schedule and the choice of metrics, but
+    not the states of listeners. ``compiled="stable"``
     goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
     ``prepare(model)``.
 
@@ -59,6 +61,10 @@ class GeometryCallback(Monitor, TrainerCallback):
     _tag_start = "train/"
     _has_tokenizer = True
 
+    @property
+    def _state_name(self) -> str:
+        return f"{type(self).__name__} {self.prefix}"
+
     def on_init_end(self, *_: Any, **kwargs: Any) -> None:
         self._take_special_ids(kwargs.get("processing_class"))
         with suppress(Exception):  # training starts with the error
@@ -73,6 +79,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)
         self._take_special_ids(trainer.processing_class)
+        saved: Any = state.stateful_callbacks  # a dict, typed as the list that it is made from
+        self._load_state(saved.get(self._state_name, {}))
         run = TrainingRun(
             model=trainer.model,
             device=args.device,
@@ -88,14 +96,18 @@ class GeometryCallback(Monitor, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._after_batch(state.global_step)
+        # as JSON in a checkpoint, which cannot hold what listeners have
+        kept = {name: value for name, value in self._state().items() if name != "listeners"}
+        saved: Any = state.stateful_callbacks
+        saved[self._state_name] = kept
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # the state that is logged at the end alone; other logs may have run times, too
-        if self._run is not None and "total_flos" in kwargs.get("logs", ()):
-            # training has ended, but the weights are still the last ones: the best model may be
-            # loaded after this
+        # other logs have it, too, where the Trainer counts tokens
+        is_last = control.should_training_stop and "train_runtime" in kwargs.get("logs", ())
+        if self._run is not None and is_last:
+            # the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
 
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
@@ -155,23 +167,19 @@ class GeometryCallback(Monitor, TrainerCallback):
         state = self._trainer.state
         control = self._trainer.control
         handler = self._trainer.callback_handler
-        now = state.global_step
-        should_log = control.should_log
-        callbacks = handler.callbacks
+        now, before, callbacks = state.global_step, {**vars(control)}, handler.callbacks
         scalars = self._scalars(records)
         means = {tag: value for tag, value in scalars.items() if tag.rpartition("/")[2] in MEANS}
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
+        state.log_history.append({**means, **epoch, "step": step})
         state.global_step = step  # integrations date values with it
-        handler.callbacks = [
-            each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)
-        ]
+        handler.callbacks = [each for each in callbacks if _is_integration(each)]
         try:
-            state.log_history.append({**means, **epoch, "step": step})
             handler.on_log(self._trainer.args, state, control, {**scalars, **epoch})
         finally:
             handler.callbacks = callbacks
             state.global_step = now
-            control.should_log = should_log
+            vars(control).update(before)
 
     def _loggers(self) -> Iterable[object]:
         return (
@@ -179,6 +187,11 @@ class GeometryCallback(Monitor, TrainerCallback):
             if self._trainer.is_world_process_zero()
             else ()
         )
+
+
+def _is_integration(callback: object) -> bool:
+    """Tell a logger, of ``report_to`` or made from one, from callbacks that act on logs."""
+    return any(each.__module__.startswith(_INTEGRATIONS) for each in type(callback).__mro__)
 
 
 def _calling_trainer() -> Trainer:
