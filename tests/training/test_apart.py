@@ -2,13 +2,18 @@
 on.
 """
 
+import re
+import warnings
+
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import StepMonitor
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
+from tests.training.runs import of_monitors
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +75,61 @@ def test_sharded_parameters_are_sharded_again_after_each_forward_of_the_monitor(
         plain = rank.pop("plain")
         for how, losses in rank.items():
             assert losses == plain, how
+
+
+PROBE = [token_batch(2, seed=9)["input_ids"]]
+# how rank 1 differs, the steps that are measured on each rank, what rank 0 is told
+APART = {
+    "no monitor": ({}, [], "must be on every rank"),
+    "every_n_steps": (
+        {"every_n_steps": 3},
+        [],
+        "options must be the same .* every_n_steps= differs",
+    ),
+    "extra_steps": ({"extra_steps": [1]}, [], "extra_steps= differs"),
+    "window": ({"window": 2}, [], "window= differs"),
+    "probe": ({"probe": PROBE}, [], "probe= differs"),
+    "listeners": ({"listeners": [print]}, [], "listeners= differs"),
+    "skipped step": ({}, [0, 2, 6], "at step 4 some have not come"),
+    "closed early": ({}, [0, 2], "some have not come"),
+}
+
+
+def trained_apart(rank, how):
+    """How many steps a rank has trained, those measured, and what it was told."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(NanoGPT())
+    options = {"every_n_steps": 2, "measure_last": False} | (APART[how][0] if rank else {})
+    num_steps = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        monitor = None if rank and how == "no monitor" else StepMonitor(model, **options)
+        if monitor:
+            monitor.wait_seconds = 0.5
+        for step in range(8):
+            if rank and how == "closed early" and step == 4:
+                monitor.close()
+                monitor = None
+            skips = monitor is None or (rank and how == "skipped step" and step == 4)
+            with torch.enable_grad() if skips else monitor.step(step):
+                model(token_batch(2, seed=step)["input_ids"]).square().mean().backward()
+            num_steps += 1
+        if monitor:
+            monitor.close()
+    measured = sorted({record["step"] for record in monitor.history}) if monitor else None
+    return num_steps, measured, of_monitors(caught)
+
+
+def all_apart(rank):
+    return {how: trained_apart(rank, how) for how in APART}
+
+
+def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(tmp_path):
+    for number, rank in enumerate(on_two_ranks(all_apart, tmp_path)):
+        for how, (num_steps, measured, told) in rank.items():
+            assert num_steps == 8, how
+            if measured is not None:
+                assert measured == APART[how][1], how
+                assert len(told) == 1, how
+            if number == 0:
+                assert re.search(APART[how][2], told[0]), how

@@ -7,7 +7,14 @@ import warnings
 import pytest
 import torch
 
-from embedgeo import Drift, GeometryCallback, GeometryMonitor, IntrinsicDimension, StepMonitor
+from embedgeo import (
+    Drift,
+    GeometryCallback,
+    GeometryMonitor,
+    IntrinsicDimension,
+    StepMonitor,
+    load_results,
+)
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.hf_runs import hf_trainer
@@ -85,6 +92,63 @@ def test_the_state_of_a_listener_is_saved():
     state = loop(3, Heard(), measure_last=False).state_dict()
     StepMonitor(gpt_neox(), 1, listeners=[heard := Heard()]).load_state_dict(state)
     assert heard.steps == [0, 1, 2]
+
+
+class Breaks(Heard):
+    """One of whose methods raises."""
+
+    def __init__(self, method):
+        super().__init__()
+        setattr(self, method, self.stop)
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = Heard.__hash__
+
+    def stop(self, *_):
+        raise RuntimeError("not this one")
+
+
+@pytest.mark.parametrize("method", ["reset", "state_dict", "load_state_dict"])
+def test_one_whose_state_fails_is_taken_out_and_training_goes_on(method):
+    model = gpt_neox()
+    saved = loop(1, Heard(), Breaks("other"), measure_last=False).state_dict()
+    heard, broken = Heard(), Breaks(method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        monitor = StepMonitor(model, 1, metrics=sampled, listeners=[broken, heard])
+        monitor.load_state_dict(saved)
+        with monitor.step(1):
+            model(**token_batch(4))
+        monitor.state_dict()
+        with monitor.step(2):
+            model(**token_batch(4))
+        monitor.close()
+    (warning,) = (str(each.message) for each in caught)
+    assert f"Breaks failed in {method} " in warning
+    assert heard.steps == [0, 1, 2]
+    assert [*map(id, monitor.listeners)] == [id(heard)]
+
+
+def test_states_go_to_the_listeners_of_their_class_and_others_are_told():
+    state = loop(2, Heard(), Heard(fails_at=9), measure_last=False).state_dict()
+    monitor = StepMonitor(gpt_neox(), 1, listeners=[Breaks("other"), heard := Heard()])
+    with pytest.warns(UserWarning, match="states of listeners that are not among .*Heard 1"):
+        monitor.load_state_dict(state)
+    assert heard.steps == [0, 1]
+
+
+@pytest.mark.parametrize("added", [[{"a": 1}], [{"value": [1, 2]}], [{"layer": 3}], 5])
+def test_what_is_no_record_is_a_failure_of_its_listener(tmp_path, added):
+    def listener(step, records, geometry):
+        if step == 1:
+            return [records[0] | each if "a" not in each else each for each in added]
+
+    with pytest.warns(UserWarning, match="listener function failed at step 1"):
+        monitor = loop(3, listener, folder=tmp_path, measure_last=False)
+    assert monitor.listeners == []
+    assert sorted(load_results(tmp_path)["step"].unique()) == [0, 1, 2]
 
 
 def test_listeners_are_a_list_of_functions_and_a_configuration_makes_them():

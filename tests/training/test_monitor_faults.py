@@ -2,8 +2,13 @@
 attached.
 """
 
+import errno
 import gc
+import io
+import math
+import os
 import random
+import warnings
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -319,3 +324,42 @@ def test_layers_that_no_forward_pass_reaches_are_named_once(tmp_path):
         fit(tmp_path, monitor, max_steps=5)
     assert of_monitors(caught) == ["GeometryMonitor: no forward pass reached gpt_neox.layers."]
     assert steps(monitor) == [0, 2, 4, 5]
+
+
+class FileSystem:
+    """Calls on paths in a folder fail from the one of this number on, as those of a lost mount."""
+
+    def __init__(self, monkeypatch, folder):
+        self.folder = str(folder)
+        self.left = math.inf
+        for owner, names in (
+            (os, "stat mkdir open rename replace unlink scandir listdir"),
+            (io, "open"),
+        ):
+            for name in names.split():
+                monkeypatch.setattr(owner, name, self.losing(getattr(owner, name)))
+
+    def losing(self, call):
+        def lost(path, *args, **kwargs):
+            if str(path).startswith(self.folder):
+                self.left -= 1
+                if self.left < 0:
+                    raise OSError(errno.ESTALE, "Stale file handle", str(path))
+            return call(path, *args, **kwargs)
+
+        return lost
+
+
+@pytest.mark.parametrize("left", range(12))
+def test_a_file_system_that_is_lost_at_any_call_ends_no_training(tmp_path, monkeypatch, left):
+    (tmp_path / "run").mkdir()
+    files = FileSystem(monkeypatch, tmp_path / "run")
+    monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path / "run")
+    files.left = left
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, run = fit(tmp_path, monitor, max_steps=4)
+    files.left = math.inf
+    assert run.global_step == 4
+    assert steps(monitor) == [0, 2, 4]
+    assert len(of_monitors(caught)) <= 1

@@ -162,12 +162,15 @@ class GeometryMonitor(Monitor, Callback):
         group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
+        folder = None
+        with self._guarded():
+            folder = logger_folder(trainer.loggers) if trainer.is_global_zero else None
         run = TrainingRun(
             model=pl_module,
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
-            folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
+            folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward

@@ -2,15 +2,16 @@
 
 import importlib
 import math
+import operator
 import os
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -242,7 +243,7 @@ class Monitor(ABC):
                 f"window combines training batches and must be 1 when a probe is given; got "
                 f"{window}."
             )
-        if self.probe is not None and length_hint(self.probe, 1) == 0:
+        if self.probe is not None and operator.length_hint(self.probe, 1) == 0:
             raise ValueError(
                 f"probe must have at least one batch; got {type(self.probe).__name__} of length 0."
             )
@@ -264,6 +265,7 @@ class Monitor(ABC):
                     f"a {type(listener).__name__} needs the same rows at every measurement; this "
                     "monitor measures training batches. Give probe=, fixed held-out batches."
                 )
+        self._listener_names = _occurrences(self.listeners)
         self.history: list[Record] = []
         given = None if metrics == "auto" else metrics
         self.chooses_metrics = given is None
@@ -325,6 +327,11 @@ class Monitor(ABC):
             "_meetings",
         )
         return state | dict.fromkeys(of_run)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._listener_names = _occurrences(self.listeners)
+        self._broken.clear()
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -392,9 +399,10 @@ class Monitor(ABC):
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
         self._is_new = False  # not resumed, and without a record yet
+        # by identity, why; taken out when ranks meet next
+        self._broken = dict[int, str]()
         for listener in self.listeners:
-            if callable(reset := getattr(listener, "reset", None)):
-                reset()
+            self._ask(listener, "reset")
 
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule, and the states of the listeners, for a checkpoint;
@@ -409,11 +417,10 @@ class Monitor(ABC):
         }
         if self._has_tables is not None:
             state["has_tables"] = self._has_tables
-        states = {
-            _listener_name(i, listener): listener.state_dict()
-            for i, listener in enumerate(self.listeners)
-            if callable(getattr(listener, "state_dict", None))
-        }
+        states = dict[str, Any]()
+        for listener in self.listeners:
+            if (kept := self._ask(listener, "state_dict")) is not None:
+                states[self._listener_names[id(listener)]] = kept
         return {**state, "listeners": states} if states else state
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
@@ -421,10 +428,36 @@ class Monitor(ABC):
         self._window_start = state.get("window_start")
         self._is_new = state.get("is_new", False)
         self._has_tables = state.get("has_tables")
-        states = state.get("listeners", {})
-        for i, listener in enumerate(self.listeners):
-            if (name := _listener_name(i, listener)) in states:
-                listener.load_state_dict(states[name])
+        states = {**state.get("listeners", {})}
+        for listener in self.listeners:
+            if (name := self._listener_names[id(listener)]) in states:
+                self._ask(listener, "load_state_dict", states.pop(name))
+        if states:
+            self._warn(
+                f"the checkpoint has states of listeners that are not among listeners=: "
+                f"{listed([*states])}. They are dropped. Give the listeners of the run that it is "
+                "of."
+            )
+
+    def _ask(self, listener: Any, name: str, *args: Any) -> Any:
+        """What a method of a listener returns; None if it has none, or fails."""
+        method = getattr(listener, name, None)
+        if not callable(method) or id(listener) in self._broken:
+            return None
+        try:
+            return method(*args)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._broken[id(listener)] = reason(error)
+            self._warn_of_listener(listener, f"in {name}", reason(error))
+            return None
+
+    def _warn_of_listener(self, listener: object, where: str, why: str) -> None:
+        self._warn(
+            f"the listener {type(listener).__name__} failed {where} and is not called any more, "
+            f"measuring and training go on: {why}"
+        )
 
     def _start(self, run: TrainingRun, step: int) -> None:
         self._geometry = None
@@ -628,6 +661,9 @@ class Monitor(ABC):
         self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
+        self._guard(self._begin_batch, step, batch)
+
+    def _begin_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
         if not (self._opened or self._open(batch)):
@@ -704,6 +740,9 @@ class Monitor(ABC):
             self._stage.detach()
 
     def _after_batch(self, step: int) -> None:
+        self._guard(self._end_batch, step)
+
+    def _end_batch(self, step: int) -> None:
         self._detach()
         start = self._window_start
         if start is not None and step >= start + self.schedule.window:
@@ -712,6 +751,9 @@ class Monitor(ABC):
             self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
+        self._guard(self._measure_rest, step)
+
+    def _measure_rest(self, step: int) -> None:
         self._detach()
         if self._ranks is not None and not is_distributed():
             self._leave_out_last(step)
@@ -746,17 +788,23 @@ class Monitor(ABC):
         """Leave the run, after an exception too; its place in the schedule may still be saved to a
         checkpoint.
         """
-        self._detach()
-        self._leave_ranks()
-        if self._file is not None:
-            self._write(self._file.close)
-            if self._file.path.exists() and not self._cannot_write:
-                command = shell_command("embedgeo", "report", self._file.path.parent)
-                self._say(f"its history is in {self._file.path}; to look at it: {command}")
+        with ExitStack() as stack:  # each of them is called, whatever the others raise
+            for undo in (self._close_file, self._leave_ranks, self._detach):
+                stack.callback(self._guard, undo)
         self._run = None
         self._geometry = None
         self._file = None
         self._last_batches = LastBatches(self.schedule.window)
+
+    def _close_file(self) -> None:
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        self._write(file.close)
+        with suppress(OSError):
+            if not self._cannot_write and file.path.exists():
+                command = shell_command("embedgeo", "report", file.path.parent)
+                self._say(f"its history is in {file.path}; to look at it: {command}")
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
@@ -924,10 +972,13 @@ class Monitor(ABC):
         found: list[list[Any]] = []
         failures: list[str] = []
         for listener in self.listeners:
+            if why := self._broken.get(id(listener)):
+                found.append([])
+                failures.append(why)
+                continue
             try:
                 copies = [Record(**record) for record in records]
-                added = listener(step, copies, geometry) or ()
-                found.append([{**each, "step": step} for each in added])
+                found.append(_added(step, listener(step, copies, geometry)))
                 failures.append("")
             except Exception as error:
                 if self.on_error == "raise":
@@ -943,14 +994,11 @@ class Monitor(ABC):
             if self._stage is not None:
                 found = _joined([of_rank for _, of_rank in told])
         whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
-        for listener, why in zip(tuple(self.listeners), whys, strict=True):
-            if why:
-                self.listeners.remove(listener)
-            if why and current_rank() == 0:
-                self._warn(
-                    f"the listener {type(listener).__name__} failed at step {step} and is not "
-                    f"called any more, measuring and training go on: {why}"
-                )
+        for listener, why in zip(self.listeners, whys, strict=True):
+            if why and current_rank() == 0 and id(listener) not in self._broken:
+                self._warn_of_listener(listener, f"at step {step}", why)
+        pairs = zip(self.listeners, whys, strict=True)
+        self.listeners[:] = [listener for listener, why in pairs if not why]
         heard = zip(found, whys, strict=True)
         return [record for added, why in heard if not why for record in added]
 
@@ -985,6 +1033,13 @@ class Monitor(ABC):
                 yield
             except Exception as error:
                 self._fail(error)
+
+    def _guard(self, call: Callable[..., None], *args: Any) -> None:
+        """Call what a trainer's event asks for, and pass exceptions to `_fail`."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
@@ -1067,8 +1122,43 @@ def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:
     return joined
 
 
-def _listener_name(number: int, listener: object) -> str:
-    return f"{number} {type(listener).__name__}"
+def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Record]:
+    """The records that a listener has returned, of plain values; TypeError or ValueError if they
+    are something else.
+    """
+    made = list[Record]()
+    for record in () if records is None else records:
+        if {*record, "step"} != {*Record.__annotations__}:
+            raise ValueError(
+                f"a listener must return records with the keys "
+                f"{listed([*Record.__annotations__])}; got {record!r}."
+            )
+        for name in ("layer", "metric"):
+            if not isinstance(record[name], str):
+                raise TypeError(f"{name} of a record must be a text; got {record[name]!r}.")
+        made.append(
+            Record(
+                step=step,
+                layer=record["layer"],
+                layer_index=operator.index(record["layer_index"]),
+                width=operator.index(record["width"]),
+                metric=record["metric"],
+                value=float(record["value"]),
+                stderr=float(record["stderr"]),
+            )
+        )
+    return made
+
+
+def _occurrences(listeners: Iterable[object]) -> dict[int, str]:
+    """Names of listeners by identity: the class, and which one of it."""
+    counts = Counter[str]()
+    names = dict[int, str]()
+    for listener in listeners:
+        name = f"{type(listener).__module__}.{type(listener).__qualname__}"
+        names[id(listener)] = f"{name} {counts[name]}"
+        counts[name] += 1
+    return names
 
 
 def _require_compiled(compiled: str) -> None:
