@@ -419,6 +419,11 @@ class Geometry:
 
         return undo
 
+    @property
+    def has_few_rows(self) -> bool:
+        """Tell if a forward pass on this rank had too few rows to tell massive ones."""
+        return any(metrics.has_few_rows for metrics in self._metrics.values())
+
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
         self._empty.clear()

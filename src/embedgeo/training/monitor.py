@@ -45,7 +45,7 @@ from embedgeo.functional.distributed import (
     own_group,
     together,
 )
-from embedgeo.functional.rows import massive_times
+from embedgeo.functional.rows import FEWEST_ROWS, massive_times
 from embedgeo.geometry import Geometry
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics import streaming_metrics
@@ -917,6 +917,7 @@ class Monitor(ABC):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
                     self._silent = geometry.silent_layers()
+                    has_few_rows = geometry.has_few_rows
                 is_agreed = True
                 self._record(step, records, geometry)
             finally:
@@ -926,6 +927,11 @@ class Monitor(ABC):
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")
+            if is_first and has_few_rows:
+                self._say(
+                    f"a forward pass has fewer than {FEWEST_ROWS} rows that count: none of them is "
+                    "called massive, and numbers without massive rows are missing there."
+                )
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
