@@ -82,9 +82,6 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     values["token_types_regressed"] = float(len(used))
     values["Q_t_cv"] = (m + v_t).std() / (m + v_t).mean() if used else np.nan
     values["V_on_M_slope"], values["V_on_M_r2"] = line(m, v_t)
-    kept = np.argsort(abs(m - m.mean()))[:-2] if used else []
-    of_kept = line(m[kept], v_t[kept])
-    values["V_on_M_slope_without_2"], values["V_on_M_r2_without_2"] = of_kept
     for key, value in (("Q", m + v_t), ("M", m), ("V", v_t)):
         values[f"{key}_freq_slope"], values[f"{key}_freq_r2"] = line(
             np.log10(count), np.log10(1 + value)

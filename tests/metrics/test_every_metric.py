@@ -49,8 +49,6 @@ POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
 LINES = {
     "V_on_M_slope",
     "V_on_M_r2",
-    "V_on_M_slope_without_2",
-    "V_on_M_r2_without_2",
     *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")),
 }
 

@@ -21,7 +21,7 @@ RANGE = (10, 40)
 OF_SOME_TYPES = {"count_range": (5, 60), "regression_count_range": RANGE}
 OVER_TYPES = (
     {"Q_t_cv"}
-    | {f"V_on_M_{of}{without}" for of in ("slope", "r2") for without in ("", "_without_2")}
+    | {"V_on_M_slope", "V_on_M_r2"}
     | {f"{k}_freq_{of}" for k in "QMV" for of in ("slope", "r2")}
 )
 

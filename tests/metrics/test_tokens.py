@@ -32,7 +32,6 @@ NOT_OF_THE_TABLE = {
 
 REGRESSIONS = {
     *("token_types_regressed", "Q_t_cv", "V_on_M_slope", "V_on_M_r2"),
-    *("V_on_M_slope_without_2", "V_on_M_r2_without_2"),
     *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")),
 }
 

@@ -643,12 +643,10 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     Returns:
         ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of
         variation of Q, NaN for none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line
-        of V on M, and the same ``_without_2``, the token types of largest leverage;
-        ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V, of log10(1 + value) on
+        of V on M; ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V, of log10(1 + value) on
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    M, V = values["M"], values["V"]
     found = {
         "token_types_regressed": log_n.new_tensor(len(log_n)),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
@@ -656,11 +654,8 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     for key in "QMV":
         slope, r2 = least_squares(log_n, values[key].log1p() / math.log(10))
         found |= {f"{key}_freq_slope": slope, f"{key}_freq_r2": r2}
-    kept = (M - M.mean()).abs().argsort(stable=True)[:-2]
-    for end, x, y in (("", M, V), ("_without_2", M[kept], V[kept])):
-        slope, r2 = least_squares(x, y)
-        found |= {f"V_on_M_slope{end}": slope, f"V_on_M_r2{end}": r2}
-    return found
+    slope, r2 = least_squares(values["M"], values["V"])
+    return found | {"V_on_M_slope": slope, "V_on_M_r2": r2}
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:

@@ -52,18 +52,6 @@ _OVER_TYPES = in_group(
         "R², least squares over token types",
         "How well a token's mean norm predicts its variance.",
     ),
-    V_on_M_slope_without_2=Term(
-        "slope of V on M without two types",
-        "least squares over token types",
-        "Without the two types of largest leverage, such as special tokens.",
-        is_drawn=False,
-    ),
-    V_on_M_r2_without_2=Term(
-        "R² of V on M without two types",
-        "R², least squares over token types",
-        "Without the two types of largest leverage, such as special tokens.",
-        is_drawn=False,
-    ),
     Q_freq_slope=Term(
         "slope of Q on frequency",
         "log10(1 + Q) on log10 n, over token types",
@@ -186,7 +174,7 @@ class TokenMoments(GeometryMetric):
     different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen, and
     ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that
     occur as often as ``regression_count_range`` says: ``Q_t_cv``, ``V_on_M_slope`` and
-    ``V_on_M_r2``, both also ``_without_2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and
+    ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and
     V: see `embedgeo.functional.within_variance`, `embedgeo.functional.local_variance` and
     `embedgeo.functional.type_regressions`. Values that need token ids are absent where rows came
     without any, and are of the other rows where some have the id -100, which is no type.

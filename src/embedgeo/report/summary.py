@@ -1,7 +1,6 @@
 """Flags that readers of a report have to know, and the tables of its overview."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,6 @@ from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
 LEAST_TYPES = 150  # token types below which these values are not in the overview
-# share by which two token types may move a regression, and standard errors
-MOVED, MOVED_ERRORS = 0.1, 3
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
 # factor by which the dimensions of two scales differ where more than the scale tells them apart
 OTHER_DIMENSION = 1.5
@@ -177,11 +174,6 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     yield Flag(
         "Few token types in the regressions", text, _below(run, types, FEW_TYPES, "token types")
     )
-    text = (
-        "The regression of V on M rests on the two token types of largest leverage, often special "
-        "tokens: without them it is another. Leave these out, as by --ignore-token-ids special."
-    )
-    yield Flag("Regressions on two token types", text, _on_two_types(run))
     off = values.get("V_W_over_V_unbiased", unknown) - values.get("V_W_over_V", unknown)
     most = off.groupby("layer").max().reindex(run.layers)
     details = [
@@ -300,37 +292,6 @@ def _largest(run: Run, values: "pd.Series[float]") -> Iterator[tuple[str, Any, s
         if len(of_layer):
             worst: Any = of_layer.idxmax()
             yield layer, worst, f" at step {worst[0]:,}" if run.has_steps else ""
-
-
-def _on_two_types(run: Run) -> list[str]:
-    keys = ["V_on_M_slope", "V_on_M_r2"]
-    pairs = [[key, f"{key}_without_2"] for key in keys]
-    if not {*chain(*pairs), "token_types_regressed"} <= set(run.values):
-        return []
-    types = run.values["token_types_regressed"]
-    slope, r2 = (run.values[pair].set_axis(["with", "without"], axis=1) for pair in pairs)
-    left = (1 - r2).clip(lower=0)
-    # of least squares, times the root of the number of types
-    errors: Sequence[pd.DataFrame] = (
-        slope.abs() * (left / r2).pow(0.5),
-        2 * r2.pow(0.5) * left,
-    )
-    shares = []
-    for each, error in zip((slope, r2), errors, strict=True):
-        change = (each["without"] - each["with"]).abs()
-        share = change / each["with"].abs()
-        is_large = (share > MOVED) & (change > MOVED_ERRORS * error.max(axis=1) / np.sqrt(types))
-        shares.append(share.where(is_large))
-    details = []
-    for layer, worst, when in _largest(run, pd.concat(shares, axis=1).max(axis=1)):
-        (first, second), (third, fourth) = (
-            run.values.loc[worst, pair].map(number) for pair in pairs
-        )
-        details.append(
-            f"{layer}: slope {first}, without them {second}; R² {third}, without them {fourth}; "
-            f"{types[worst]:,.0f} types{when}"
-        )
-    return details
 
 
 def _steps_text(steps: Sequence[int]) -> str:
