@@ -77,9 +77,7 @@ def test_no_hook_is_left_behind_also_after_an_error():
         ({"layers": "nothing.*"}, ValueError, "matches no layer"),
         ({"rows": "sum"}, ValueError, "rows must be one of 'tokens', .*; got 'sum'"),
         ({"ignore_token_ids": ["a"]}, TypeError, "ignore_token_ids must be a list of integers"),
-        ({"ignore_token_ids": 3}, TypeError, "ignore_token_ids must be a list of integers"),
         ({"jackknife": 1}, ValueError, "jackknife must be a number of groups, 2 or more"),
-        ({"jackknife": "16"}, ValueError, "jackknife must be a number of groups, 2 or more"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_forward_pass(options, error, message):

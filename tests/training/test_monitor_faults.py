@@ -241,23 +241,18 @@ SEED = r"seed must be at least 0 and less than 2\*\*63; got "
     ("options", "message"),
     [
         ({"every_n_steps": -1}, "every_n_steps must be at least 1; got -1"),
-        ({"every_n_steps": 1.5}, "every_n_steps must be an integer.*; got 1.5"),
-        ({"window": 0}, "window must be at least 1; got 0"),
         ({"window": True}, "window must be an integer.*; got True"),
         ({"window": 6, "every_n_steps": 5}, "5 steps on; got 6"),
         ({"window": 2, "extra_steps": (9,), "every_n_steps": 5}, "1 steps on; got 2"),
         ({"window": 2, "probe": []}, "must be 1 when a probe is given"),
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
-        ({"extra_steps": "12"}, "extra_steps must be"),
         ({"extra_steps": 5}, "extra_steps must be"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
         ({"seed": -1}, f"{SEED}-1"),
         ({"probe": DataLoader([])}, NO_BATCH),
-        ({"probe": {"class_path": "builtins.list", "init_args": {}}}, NO_BATCH),
         ({"probe": iter([])}, "got an iterator"),
         ({"every_n_step": 3}, r"no argument 'every_n_step'\. Did you mean every_n_steps"),
-        ({"colour": "red"}, r"GeometryMonitor has no argument 'colour'\.$"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(options, message):
