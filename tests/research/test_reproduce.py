@@ -12,7 +12,7 @@ import torch
 from research import reproduce
 from research.claims import Claim, read_claims
 from research.measured import DEFAULTS, Measured
-from research.occurrences import TokenOccurrences, chosen_types
+from research.occurrences import TokenOccurrences, chosen_types, write_occurrences
 from research.verdicts import Series, falling, near, peak, phase, settles, trend
 from tests.sweep.tiny import checkpoint_files, write_files
 
@@ -212,3 +212,6 @@ def test_every_claim_of_the_page_of_a_tiny_model_has_a_verdict(tmp_path):
     assert all((folder / path).is_file() for path in pictures)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["asked"]["count_range"] == [10, 100_000]
+    write_occurrences(tmp_path / "out")
+    (table,) = (tmp_path / "out" / "occurrences").glob("*.parquet")
+    assert {"layer", "token_id", "pc1", "pc2"} <= {*pd.read_parquet(table)}
