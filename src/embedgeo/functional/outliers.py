@@ -230,7 +230,7 @@ def outlier_shares(
         times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
         median norm of 0 or beyond 2^±160.
     """
-    up_to = outliers.bins.cumsum(0)
+    up_to = outliers.bins.long().cumsum(0).to(n.dtype)
     total = n * variance
     top = outliers.rows[:MOST_TOP]
     is_top = torch.arange(len(top), device=n.device) < num_top(n)
@@ -268,7 +268,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     They are those with a norm beyond 4 times the median, as `outlier_shares` counts them; where
     there are none, the top rows.
     """
-    median = _median_bin(outliers.bins.cumsum(0), n)
+    median = _median_bin(outliers.bins.long().cumsum(0).to(n.dtype), n)
     is_large = (
         (_bin(outliers.facts[:, _NORM]) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
     )
