@@ -163,7 +163,7 @@ class Substitutes(NamedTuple):
         """The substitutes from rows, shape (n, d), and their token types, shape (n,)."""
         finite = rows.isfinite().all(1)
         rows = rows[finite].double()
-        n, mean, scatter = row_scatter(rows)
+        n, mean, scatter, _ = row_scatter(rows)
         values, vectors = torch.linalg.eigh(scatter / n.clamp(min=1))
         values, vectors = values.flip(0), vectors.flip(1)
         vectors = vectors * (values > len(values) * torch.finfo(values.dtype).eps * values[0])

@@ -37,7 +37,7 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
         if command == "demo":
             for option in ("--config", "--out", "--max-steps", "--seq-len", "--seed"):
                 assert option in text
-            assert "An earlier demo in it is replaced; a folder with anything else is" in text
+            assert "embedgeo-demo.json" in text
 
 
 def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() -> None:

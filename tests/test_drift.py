@@ -198,6 +198,7 @@ def test_the_command_compares_saved_rows_and_goes_on_where_it_was(tmp_path, caps
         assert found[4, layer, "cka_to_previous"] == pytest.approx(to_previous, rel=1e-9)
         to_first = naive_cka(rows_at(4, i), rows_at(0, i))
         assert found[4, layer, "cka_to_first"] == pytest.approx(to_first, rel=1e-9)
+    (tmp_path / "drift" / "step4.parquet").unlink()
     (tmp_path / "samples" / "step1.safetensors").write_bytes(b"nothing")
     assert main(["drift", str(tmp_path)]) == 2
     assert "step1.safetensors" in capsys.readouterr().err

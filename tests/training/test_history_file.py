@@ -197,7 +197,7 @@ def test_two_lines_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_p
     monitor = GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         fit(tmp_path, monitor, max_steps=3, accumulate_grad_batches=2)
-    start, end = (each for each in caplog.messages if "GeometryMonitor" in each)
+    start, *_, end = (each for each in caplog.messages if "GeometryMonitor" in each)
     assert start == (
         "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), "
         f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}.\n"

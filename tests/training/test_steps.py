@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor, observe
-from embedgeo.results import _with_means
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, go_on, loop, run_whole
@@ -56,10 +55,11 @@ def test_hooks_are_on_the_model_inside_of_measured_steps_alone():
 
 
 def test_a_step_may_be_a_tensor_that_is_counted_on_in_place():
-    monitor, step = StepMonitor(gpt_neox(), 2, measure_last=False, **OPTIONS), torch.tensor(0)
+    model, step = gpt_neox(), torch.tensor(0)
+    monitor = StepMonitor(model, 2, measure_last=False, **OPTIONS)
     for _ in range(4):
         with monitor.step(step):
-            monitor._model(**token_batch())
+            model(**token_batch())
         step += 1
     monitor.close()
     assert steps(monitor) == [0, 2]
@@ -79,11 +79,10 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
             model.gpt_neox.layers[1] = copy.deepcopy(model.gpt_neox.layers[1])
     assert len(of_monitors(caught)) == 1
     assert "reached block.01. At step 1 there is no mean over blocks" in of_monitors(caught)[0]
-    read = _with_means(pd.DataFrame(monitor.history))
+    found = pd.DataFrame(monitor.history)
     for step in range(3):
         assert ("geometry.V/mean" in logged[step]) == (step == 0)
-    for found in (read, pd.DataFrame(monitor.history)):
-        assert {*found[found.layer == "mean"].step} == {0}
+    assert {*found[found.layer == "mean"].step} == {0}
 
 
 @pytest.mark.parametrize("close", [False, True])

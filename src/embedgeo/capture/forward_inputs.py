@@ -162,7 +162,9 @@ class _RunningCall(NamedTuple):
         ]
         embeddings = tensors.get(("inputs_embeds", 3))
         tokens = [by_name.get("input_ids"), embeddings, *integers]
-        shape = next((each.shape[:2] for each in tokens if each is not None), torch.Size((0, 0)))
+        shape = next(
+            (each.shape[:2] for each in tokens if isinstance(each, Tensor)), torch.Size((0, 0))
+        )
         mask, not_told = None, ""
         for name in reversed(_MASKS):
             value = by_name.get(name)

@@ -206,7 +206,8 @@ class Anisotropy(GeometryMetric):
         self.batch_size = batch_size
         self.sample_size = sample_size
         self.seed = seed
-        self.has_copies = self.has_samples = sample_size is None
+        self.has_copies = sample_size is None
+        self.has_samples = self.has_copies
         if sample_size is None:
             self.declare(Scatter.empty(dim))
         else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.massive import RowGroup, first_places, row_group
-from embedgeo.functional.moments import Moments
+from embedgeo.functional.moments import Moments, ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, type_table
 from embedgeo.glossary import (
@@ -120,8 +120,11 @@ def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> di
     for metric in metrics:
         if isinstance(metric, GeometryMetric) and metric.holds(Moments):
             moments = metric.load(Moments)
-            group = RowGroup.empty(metric.dim) if massive is None else massive.load(RowGroup)
-            values["massive_share_of_V"] = group.share_of_variance(moments.mean, moments.m2)
+            total = moments.m2.sum()
+            share = ratio(torch.zeros_like(total), total)
+            if massive is not None:
+                share = massive.load(RowGroup).share_of_variance(moments.mean, moments.m2)
+            values["massive_share_of_V"] = share
             break
     return values
 

@@ -922,8 +922,9 @@ class Monitor(ABC):
                 self._record(step, records, geometry)
             finally:
                 geometry.reset()
-            if is_first or (self._silent and not self._warned_of_silence):
-                self._warned_of_silence = bool(self._silent)
+            has_lost = bool(records and blocks_by_side(self._silent))
+            if is_first or (has_lost and not self._warned_of_silence):
+                self._warned_of_silence = has_lost
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")

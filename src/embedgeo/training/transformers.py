@@ -167,7 +167,9 @@ class GeometryCallback(Monitor, TrainerCallback):
         state = self._trainer.state
         control = self._trainer.control
         handler = self._trainer.callback_handler
-        now, before, callbacks = state.global_step, {**vars(control)}, handler.callbacks
+        now = state.global_step
+        before = {**vars(control)}
+        callbacks = handler.callbacks
         scalars = self._scalars(records)
         means = {tag: value for tag, value in scalars.items() if tag.rpartition("/")[2] in MEANS}
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
