@@ -98,7 +98,7 @@ def measure_on_cluster(sweep: Sweep) -> None:
     num_originals = sum(not each.duplicate_of for each in sweep.plan.pending)
     num_workers = min(sweep.settings.workers, max(1, num_originals))
     task = _task(sweep.settings)
-    arguments = ray.put(sweep.settings), ray.put(sweep.texts), sweep.first, versions()
+    arguments = ray.put(sweep.settings), ray.put(sweep.texts), versions()
     under_way: dict[Any, tuple[Checkpoint, float]] = {}
     deaths: Counter[str] = Counter()
     try:
@@ -180,7 +180,6 @@ def _measure(
     checkpoint: Checkpoint,
     settings: SweepSettings,
     texts: Mapping[str, ProbeText],
-    first: str,
     wanted: Mapping[str, str],
 ) -> Answer:
     """Measure a checkpoint on a node, in a folder that is removed, also where the task is
@@ -203,7 +202,7 @@ def _measure(
     if folder.is_symlink() or folder.stat().st_uid != getattr(os, "getuid", int)():
         raise PermissionError(f"{folder} must be a folder of this user's; it is another's.")
     with Downloads(folder, evict=settings.evict) as downloads:
-        worker = Worker(settings, texts, downloads, first)
+        worker = Worker(settings, texts, downloads)
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             # in a thread, for a cancelled task is told in the main one, once it does not wait
             measuring = ThreadPoolExecutor(1).submit(worker.measure, checkpoint, lambda: None)

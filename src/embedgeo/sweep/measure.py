@@ -5,16 +5,13 @@ import gc
 import json
 import shutil
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
-from math import nan
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,8 +37,6 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_one_side, require_vocabulary
 
 _POSITIONS = 128  # whose logits are held at a time
-_COMPARED = 8  # sequences whose loss is compared with that behind BOS
-_LOWER = 0.2  # nats by which it is lower where BOS is missed
 _METRIC_OPTIONS = [
     name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)
 ]
@@ -109,7 +104,6 @@ class Worker:
     settings: SweepSettings
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     downloads: Downloads
-    first: str  # name of the first checkpoint of the sweep
 
     def measure(
         self, checkpoint: Checkpoint, choose_next: Callable[[], Checkpoint | None]
@@ -122,7 +116,7 @@ class Worker:
             require_vocabulary(model, text.token_ids)
             if (upcoming := choose_next()) is not None:
                 self.downloads.start(upcoming)
-            measured = self._measure_model(model, text, is_first=checkpoint.name == self.first)
+            measured = self._measure_model(model, text)
             return replace(measured, checkpoint=checkpoint)
         finally:
             self.downloads.remove(checkpoint)
@@ -142,7 +136,7 @@ class Worker:
             offload_folder=self.downloads.folder / checkpoint.name / "offloaded",
         )
 
-    def _measure_model(self, model: nn.Module, text: ProbeText, *, is_first: bool) -> Measured:
+    def _measure_model(self, model: nn.Module, text: ProbeText) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
         make = _with_unembedding(metrics_function(settings), model)
@@ -161,8 +155,6 @@ class Worker:
         try:
             with torch.inference_mode():
                 loss = self._run(geometry, text)
-                if is_first and text.missing:
-                    _compare_beginnings(loss, text)
             network = measured_model(model)
             # "meta" unties those tied
             num_parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -238,20 +230,6 @@ def chosen_device(settings: SweepSettings) -> torch.device:
             "device must be one that this machine has; torch finds no cuda. Give --device cpu."
         )
     return torch.device(settings.device or ("cuda" if has_cuda else "cpu"))
-
-
-def _compare_beginnings(loss: "TokenLoss", text: ProbeText) -> None:
-    """Warn where the loss of a few sequences is lower behind what the tokenizer puts before a
-    text.
-    """
-    without, behind = (loss.at_same_tokens(text, start) for start in ((), text.missing))
-    if without - behind > _LOWER:
-        warnings.warn(
-            f"sequences begin with {text.begins_with}: their loss is {without:.2f} nats, and "
-            f"{behind:.2f} behind that. The states are not those of the model's training. Take "
-            "--special-tokens default.",
-            stacklevel=2,
-        )
 
 
 def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
@@ -347,28 +325,6 @@ class TokenLoss:
             self.total += torch.tensor(
                 [float(losses.cpu().double().sum()), len(part)], dtype=torch.float64
             )
-
-    def at_same_tokens(self, text: ProbeText, start: Sequence[int]) -> float:
-        """The mean loss behind the tokens of ``start`` of a few sequences that lack them; always at
-        the same tokens. NaN where there is none.
-        """
-        batch = text.batches(_COMPARED)[0]
-        kept = batch.token_ids[:, 0] != text.missing[0]
-        own = batch.token_ids[kept, : -len(text.missing)]
-        if own.numel() <= len(own):
-            return nan
-        before = own.new_tensor(start).expand(len(own), -1)
-        token_ids = torch.cat((before, own), 1).to(weights_device(self._model))
-        mask = torch.ones_like(token_ids, dtype=torch.bool)
-        if batch.mask is not None:
-            mask[:, len(start) :] = batch.mask[kept, : own.shape[1]].to(mask.device)
-        alone = copy(self)
-        alone.total = torch.zeros_like(self.total)
-        states = alone.run(token_ids, None if batch.mask is None else mask.clone())
-        # the first of a sequence's own tokens is predicted from what it lacks
-        mask[:, : len(start) + 1] = False
-        alone.add(states, token_ids, None, mask)
-        return float(alone.total[0] / alone.total[1])
 
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):

@@ -63,7 +63,7 @@ def run_sweep(settings: SweepSettings) -> int:
                 measure_on_cluster(sweep)
             else:
                 with Downloads(folder.path, evict=settings.evict) as downloads:
-                    worker = Worker(settings, texts, downloads, sweep.first)
+                    worker = Worker(settings, texts, downloads)
                     measure_here(sweep, worker.measure)
     return finish(sweep)
 
@@ -177,7 +177,6 @@ class Sweep:
 
     def __post_init__(self) -> None:
         pending = self.plan.pending
-        self.first = self.plan.checkpoints[0].name
         self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0

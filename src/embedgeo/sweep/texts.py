@@ -78,8 +78,6 @@ class ProbeText:
     skip_first_positions: int = 0  # of each text, which are no rows
     ignore_token_ids: tuple[int, ...] = ()  # which are no rows
     begins_with: str = ""  # what each text of a decoder begins with, in words
-    # ids that the tokenizer puts before a decoder's text, where the texts are without
-    missing: tuple[int, ...] = ()
     num_ordinary: int = 0  # tokens that are not special
     num_types: int = 0  # of these tokens
     num_types_once: int = 0  # that occur once
@@ -300,7 +298,6 @@ def _tokenize(
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         begins_with=begins_with,
-        missing=() if before else tuple(usual),
         num_ordinary=int(counts.sum()),
         num_types=len(counts),
         num_types_once=int((counts == 1).sum()),

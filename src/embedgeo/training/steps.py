@@ -158,7 +158,8 @@ class StepMonitor(Monitor):
                 weights.
         """
         # a tensor may be counted on in place
-        self._now = step = index(step)
+        step = index(step)
+        self._now = step
         after, before = self._idle_between
         if after < step < before:
             if self._keeps_batches and batch is not None:
