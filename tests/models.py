@@ -153,7 +153,6 @@ FAMILIES = {
 }
 
 
-DECODERS = [*FAMILIES][: [*FAMILIES].index("bert")]
 """Of one stack of blocks, whose head tells the next token."""
 
 

@@ -3,8 +3,6 @@ import torch
 from transformers import AutoTokenizer
 
 import embedgeo
-from embedgeo import observe
-from tests.data import pool_words
 from tests.models import gpt_neox
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
@@ -55,33 +53,6 @@ def test_words_of_a_tokenizer_are_the_rows_and_their_spellings_the_types(encoded
     torch.testing.assert_close(rows.double(), means, rtol=0, atol=1e-6)
     same = [[a == b for a in spellings] for b in spellings]
     assert (types[:, None] == types).tolist() == same
-
-
-def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
-    batch, word_ids = encoded
-    bert = model(0, "bert")
-    with torch.no_grad():
-        state = bert(**batch, output_hidden_states=True).hidden_states[2]
-    sequence_ids = torch.arange(4)[:, None].expand_as(word_ids)
-    means, types, sequences = pool_words(
-        state, word_ids, sequence_ids, token_ids=batch["input_ids"]
-    )
-    expected = {}
-    for metric in embedgeo.default_metrics(16):
-        metric.update(means, types, sequence_ids=sequences)
-        expected |= metric.compute()
-    with observe(bert, rows="words", word_ids=word_ids, jackknife=2) as geometry, torch.no_grad():
-        bert(**batch)
-    values = geometry.compute()["block.01"]
-    assert {key: values[key] for key in expected} == pytest.approx(
-        {key: value.item() for key, value in expected.items()}, rel=1e-9, nan_ok=True
-    )
-    assert values["n"] == len(means)
-    assert values["token_types"] == len(types.unique())
-    assert values["V_W_unbiased"] > 0
-    assert geometry.to_frame().set_index(["layer", "metric"]).loc[("block.01", "V"), "stderr"] > 0
-    tables = geometry.token_tables()
-    assert set(tables["token_id"]) == set(types.tolist())
 
 
 def test_words_of_packed_sequences_are_told_apart():

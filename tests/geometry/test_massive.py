@@ -2,23 +2,14 @@
 layer.
 """
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from embedgeo import observe
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.records import MODEL
-from embedgeo.text import cut_sequences
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
-from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run, model as saved_model, tokenizer_files, tokenizer_of
 
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 TIMES = 1.1
@@ -128,32 +119,6 @@ def test_other_numbers_are_refused(wrong):
     ):
         with pytest.raises(ValueError, match="massive must be"):
             start()
-
-
-@pytest.mark.slow
-def test_the_command_finds_what_observe_finds_and_refuses_another_setting(tmp_path):
-    local_run(tmp_path / "run", steps=(1,))
-    text = "\n\n".join(TEXT * 12)
-    (tmp_path / "text.txt").write_text(text)
-    out = tmp_path / "out"
-    asked = {"text": str(tmp_path / "text.txt"), "seq_len": 32, "num_tokens": 640, "out": str(out)}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    command = [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", str(tmp_path / "run")]
-    subprocess.run([*command, *options, "--skip-massive", "1.05"], check=True, capture_output=True)
-    ids = cut_sequences([tokenizer_of(tokenizer_files()).encode(text)], 32)[:20]
-    with observe(saved_model(1), skip_massive=1.05) as geometry, torch.no_grad():
-        for part in ids.split(8):
-            geometry.model(part)
-    found = SweepFolder(out).read("step1").query("layer != @MODEL", local_dict={"MODEL": MODEL})
-    found = found.set_index(["layer", "metric"])["value"]
-    for layer, values in geometry.compute().items():
-        assert found[layer].to_dict() == pytest.approx(values, rel=1e-6, nan_ok=True), layer
-    assert found.xs("n_massive", level="metric").nunique() > 1
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["asked"]["massive"], manifest["asked"]["skip_massive"]) == (1.05, True)
-    with pytest.raises(ValueError, match="massive was"):
-        sweep(str(tmp_path / "run"), **asked)
-    assert sweep(str(tmp_path / "run"), **asked, skip_massive=1.05) == 0
 
 
 def values_on_rank(rank):

@@ -51,7 +51,7 @@ def main(folder):
     assert len(embedgeo.load_results(out))
     assert embedgeo.load_sample(out, "step0").layers
     assert embedgeo_command(["check", "--model", model]) == 0
-    refused("accelerate", *asked.split(), "--device-map", "auto")
+    refused("accelerate", *asked.replace("--device cpu ", "").split(), "--device-map", "auto")
     refused("ray", *asked.split(), "--on", "ray")
     web = ("--text", "hf://datasets/lab/web", "--out", str(folder / "other"))
     refused("datasets", *asked.split(), *web)

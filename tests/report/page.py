@@ -3,11 +3,8 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from matplotlib.collections import PolyCollection
 
-from embedgeo.drawing import FigureData
 from embedgeo.report import write_report
 from tests.unpainted import unpainted
 
@@ -49,14 +46,3 @@ def report(*folders: Path, out: Path | None = None, **options: object) -> Page:
     """Write a report of folders, of which nothing is painted."""
     with unpainted():
         return Page(write_report([*folders], out, **options))
-
-
-def bands(data: FigureData) -> list[float]:
-    """The relative half-width of each band of a figure, where it is highest."""
-    found = []
-    for band in data.figure.axes[0].collections:
-        if isinstance(band, PolyCollection) and len(band.get_paths()):
-            points = np.concatenate([path.vertices for path in band.get_paths()])
-            ends = points[points[:, 0] == points[points[:, 1].argmax(), 0], 1]
-            found.append(np.ptp(ends) / (ends.max() + ends.min()))
-    return found

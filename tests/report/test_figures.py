@@ -100,23 +100,6 @@ def changed(run: Run, metric: str, value: float, *, layer: str, steps: object = 
     return replace(run, values=values)
 
 
-def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -> None:
-    dynamics = figures.dynamics(two_sided, "M").numbers
-    compared = comparison.compare_profiles([two_sided], "M").numbers["M"]
-    values = two_sided.table("M")
-    for side in ("encoder", "decoder"):
-        blocks = [f"{side}.block.{i:02d}" for i in range(12)]
-        np.testing.assert_allclose(dynamics[f"{side} mean"], values[blocks].mean(axis=1))
-        curve = compared[f"{two_sided.label}, {side}"]
-        np.testing.assert_allclose(curve.index, np.arange(13) / 12)
-        np.testing.assert_allclose(curve, values.loc[4000, [f"{side}.embed", *blocks]])
-    profile, heatmap = figures.profile(two_sided, "M"), figures.heatmap(two_sided, "M")
-    line = profile.figure.axes[0].lines[-2].get_ydata()  # of the last step; then the baseline's
-    assert np.flatnonzero(np.isnan(line)).tolist() == [14]
-    expected = [f"{side}.{name}" for side in ("encoder", "decoder") for name in layer_names(12)]
-    assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected
-
-
 def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None:
     far = run
     for layer, value in zip(layer_names(3), (90.0, 0.2, 0.3, 0.4, -3.0), strict=True):

@@ -8,10 +8,8 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension
 from embedgeo.cli import main
 from embedgeo.report.runs import read_runs
 from embedgeo.report.summary import flags
@@ -22,7 +20,6 @@ from tests.records import layer_records
 from tests.report.page import Page, report
 from tests.report.synthetic import (
     EVERYTHING,
-    layer_names,
     make_sweep,
 )
 
@@ -175,27 +172,6 @@ def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
         sweep.write("step64", records.assign(value=records["value"].where(~is_gap)))
     missing = ["R² of V on M: block.00, step 64", "my_metric: embed, step 64"]
     assert raised(tmp_path)["Missing numbers"] == missing
-
-
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
-def test_near_copies_are_flagged_where_they_move_the_intrinsic_dimension(
-    tmp_path: Path, share: float
-) -> None:
-    rows, copies = torch.randn(2, 4000, 10, generator=torch.Generator().manual_seed(0))
-    num_copies = int(4000 * share)
-    rows[4000 - num_copies :] = rows[:num_copies] + 1e-3 * copies[:num_copies]
-    metric = IntrinsicDimension(10)
-    metric.update(rows)
-    # elsewhere TwoNN's is the larger, which is no sign of copies
-    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 3.0, "n_points": 4000.0}
-    places = [(step, layer) for step in (0, 8) for layer in layer_names(2)]
-    changes = {(*place, key): value for place in places for key, value in usual.items()}
-    changes |= {(0, "block.01", key): float(value) for key, value in metric.compute().items()}
-    folder = make_sweep(tmp_path, (0, 8), 2, metrics=("n", *usual), changes=changes)
-    found = raised(folder).get("Near copies in the intrinsic dimension", [])
-    assert len(found) == (share == 0.1)
-    said = r"block.01: 0\.3\d*, and \d\.\d+ at the next scale at step 0"
-    assert all(re.fullmatch(said, line) for line in found)
 
 
 def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import sys
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -110,56 +109,3 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     assert folder.facts("step1")["num_parameters"] == str(
         sum(p.numel() for p in model(1).parameters())
     )
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
-            r"streaming_metrics does not .*count_range",
-        ),
-        (
-            {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
-            "wrong.own does not .*spectrum",
-        ),
-        (
-            {"extra": ["nearness"]},
-            r"^extra must be a list of names out of scales, .*, each once; got \('nearness'",
-        ),
-        (
-            {"metrics": "nowhere.at_all"},
-            "in a module that can be imported; got 'nowhere.at_all' .*nowhere",
-        ),
-        ({"metrics": "embedgeo.__version__"}, "it is a str"),
-        ({"metrics": "wrong.needs"}, "wrong.needs does not .*missing"),
-        (
-            {"count_range": [9, 1]},
-            r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]",
-        ),
-        ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
-        (
-            {"rows": "max", "token_tables": True},
-            "count_range, token_tables and save_means need token types; --rows max has none",
-        ),
-        (
-            {"types": "string", "rows": "words"},
-            "types string needs rows that are tokens, .*; got rows words and extra no",
-        ),
-        ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
-    ],
-)
-def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(
-    tmp_path, monkeypatch, options, asked, message
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "wrong", raising=False)
-    (tmp_path / "wrong.py").write_text(
-        "from embedgeo import EmbeddingMoments as E\ndef own(dim): return [E(dim)]\ndef "
-        "needs(dim, table): return [E(dim)]\n"
-    )
-    with pytest.raises(ValueError, match=message) as refused:
-        sweep("lab/nowhere", **options, **asked)
-    assert "\n" not in str(refused.value)
-    assert not Path(options["out"]).exists()

@@ -18,7 +18,6 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
-from torch.utils.data import DataLoader
 
 from embedgeo import (
     Anisotropy,
@@ -236,35 +235,6 @@ def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(t
     # the weights are not finite either by now
     assert run.callback_metrics["geometry.n_nonfinite/block.01"] == 48
     assert run.callback_metrics["geometry.V/block.01"].isnan()
-
-
-NO_BATCH = r"probe must have at least one batch; got \w+ of length 0"
-SEED = r"seed must be at least 0 and less than 2\*\*63; got "
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every_n_steps": -1}, "every_n_steps must be at least 1; got -1"),
-        ({"window": True}, "window must be an integer.*; got True"),
-        ({"window": 6, "every_n_steps": 5}, "5 steps on; got 6"),
-        ({"window": 2, "extra_steps": (9,), "every_n_steps": 5}, "1 steps on; got 2"),
-        ({"window": 2, "probe": []}, "must be 1 when a probe is given"),
-        ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
-        ({"extra_steps": 5}, "extra_steps must be"),
-        ({"extra_steps": iter([5])}, "extra_steps must be"),
-        ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
-        ({"on_error": "ignore"}, "on_error must be"),
-        ({"seed": -1}, f"{SEED}-1"),
-        ({"probe": DataLoader([])}, NO_BATCH),
-        ({"probe": iter([])}, "got an iterator"),
-        ({"every_n_step": 3}, r"no argument 'every_n_step'\. Did you mean every_n_steps"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        GeometryMonitor(**options)
-    assert GeometryMonitor(np.int64(5), extra_steps=np.arange(3)).history == []
 
 
 def test_what_only_the_model_can_tell_is_refused_before_the_first_step(tmp_path):
