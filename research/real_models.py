@@ -29,7 +29,7 @@ KEYS = [
     "V_on_M_slope",
     "V_on_M_r2",
     "token_types_regressed",
-    "large_norm_rows",
+    "n_massive",
     "top_dim_share",
 ]
 WAYS = {"with": ["--count-special", "true"], "without": ["--skip-first-positions", "1"]}

@@ -91,7 +91,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
         *(x for kv in small.items() for x in kv),
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("GeometryMonitor: ")]
-    assert ["written to" in line for line in said] == [True, False, False]
+    assert ["written to" in line for line in said] == [True] + [False] * (len(said) - 1)
     assert said[-1].endswith(f"report {tmp_path / 'pretrain' / 'version_0'}")
     events = EventAccumulator(
         str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0}

@@ -18,6 +18,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_script_prints_its_tables(name, monkeypatch, capsys):
     options, line = RUNS[name]
+    monkeypatch.delitem(sys.modules, f"research.{name}", raising=False)
     monkeypatch.setattr(sys, "argv", [name, *options.split()])
     runpy.run_module(f"research.{name}", run_name="__main__")
     assert line in capsys.readouterr().out
