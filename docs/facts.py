@@ -33,13 +33,13 @@ FAMILIES = {
 }
 """Values of the words in braces, which stand for all keys of a family."""
 
-_HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n", re.MULTILINE)
+_HEADING = re.compile(r"^### (`[\w{}]+`(?:, `[\w{}]+`)*)\n\n", re.MULTILINE)
 _NUM_ROWS, _NUM_TYPES, _DIM = 65_536, 8_000, 768  # of the Gaussian rows whose values are told
 
 
 def keys_of(heading: str) -> list[str]:
     """The keys that a heading names."""
-    return [key for name in re.findall(r"`(\w[\w{}]*)`", heading) for key in _family(name)]
+    return [key for name in re.findall(r"`([\w{}]+)`", heading) for key in _family(name)]
 
 
 def with_facts(page: str) -> str:
