@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings, strategies 
 
 from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
-from embedgeo.results.folder import TABLES, SweepFolder
+from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import layer_names, make_sweep
 from tests.unpainted import unpainted
 
@@ -32,8 +32,6 @@ VALUES = (
     | st.floats()
 )
 FEW = st.floats(0.1, 10)
-PLACES = st.integers(-1, 12)
-NUM_TOKENS = st.sampled_from([0.0, 1.0, 1.5, 7.0, np.inf, np.nan])
 
 
 @st.composite
@@ -104,52 +102,6 @@ def test_a_history(found: pd.DataFrame) -> None:
         }
         found.astype(types).to_parquet(Path(folder) / "history.parquet")
         require_page(Path(folder))
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
-    """Tables of token types: some layers of the sweep, any counts and values, perhaps no rows."""
-    found = {}
-    values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan)]))
-    for kind, schema in TABLES.items():
-        if kind == "means":  # no figure shows them
-            continue
-        counts = st.sampled_from(
-            [0, 1, 20, 99] if kind == "spectra" else [0.0, 1.0, 20.0, 99.0, np.inf, np.nan]
-        )
-        layers = draw(
-            st.lists(
-                st.sampled_from(["embed", "block.00", "mean(last4)", "x"]), max_size=3, unique=True
-            )
-        )
-        num_types = draw(st.integers(0, 12))
-        rows = [
-            {
-                **{name: draw(values) for name in schema.names},
-                **{"layer": layer, "layer_index": i, "token_id": token_id - 1},
-                **{"token": draw(TEXTS), "n": draw(counts), "index": draw(PLACES)},
-                **{"coordinate": draw(PLACES), "num_tokens": draw(NUM_TOKENS)},
-                **{"metric": draw(st.sampled_from(["n", "Q"])), "group": draw(st.integers(0, 3))},
-            }
-            for i, layer in enumerate(layers)
-            for token_id in range(num_types)
-        ]
-        found[kind] = pd.DataFrame(rows, columns=[*dict.fromkeys((*schema.names, "num_tokens"))])
-    return found
-
-
-@pytest.mark.slow
-@settings(max_examples=3, phases=UNSHRUNK, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tables(), st.booleans())
-def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_final: bool) -> None:
-    with TemporaryDirectory() as name:
-        folder = make_sweep(
-            Path(name) / "a", (0, 8), 1, metrics=("n", "Q", "token_types", "Q_t_cv")
-        )
-        sweep = SweepFolder(folder)
-        sweep.write("step8", sweep.read("step8"), found, {"has_step": "false"} if is_final else {})
-        found["tokens"].to_parquet(folder / "tokens" / "step8.parquet")
-        require_page(folder)
 
 
 def test_checkpoints_without_a_number(tmp_path: Path) -> None:
