@@ -74,8 +74,17 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceT
 
 if __name__ == "__main__":
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs/sentences"
-    of_tokens = GeometryCallback(every_n_steps=5)
+
+    def embed_texts(model, batch):
+        """Run the model as its loss does: a batch holds the anchors and the positives."""
+        for features in trainer.collect_features(batch)[0]:
+            model(features)
+
+    of_tokens = GeometryCallback(every_n_steps=5, probe_forward=embed_texts)
     # a row is the mean of its tokens
-    of_sentences = GeometryCallback(every_n_steps=5, rows="mean", prefix="sentences")
-    make_trainer(folder, [of_tokens, of_sentences]).train()
+    of_sentences = GeometryCallback(
+        every_n_steps=5, rows="mean", prefix="sentences", probe_forward=embed_texts
+    )
+    trainer = make_trainer(folder, [of_tokens, of_sentences])
+    trainer.train()
     print(f"tensorboard --logdir {folder}\nembedgeo report {folder}")

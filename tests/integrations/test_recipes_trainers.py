@@ -130,22 +130,31 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path):
 
 
 def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path):
+    by_hand = lambda model, texts: [model(features) for features in texts]  # noqa: E731
     callbacks = [
-        GeometryCallback(2, metrics=token_moments, rows=rows, prefix=rows, on_error="raise")
+        GeometryCallback(
+            2,
+            metrics=token_moments,
+            rows=rows,
+            prefix=rows,
+            on_error="raise",
+            probe_forward=lambda model, batch: by_hand(model, trainer.collect_features(batch)[0]),
+        )
         for rows in ("tokens", "mean")
     ]
     trainer = make_trainer("sentence_transformers_finetune", tmp_path, *callbacks)
     recorder = Recorder(trainer, 2)
     trainer.train()
     pairs = trainer.collect_features(recorder.inputs)[0]
-    by_hand = lambda model, inputs: [model(features) for features in pairs]  # noqa: E731
     counts = (
         sum(int(features["attention_mask"].sum()) for features in pairs),
         sum(len(features["attention_mask"]) for features in pairs),
     )
     for callback, rows, count in zip(callbacks, ("tokens", "mean"), counts, strict=True):
         history = by_step(callback.history)
-        assert_same_values(history[2], recorder.observed(by_hand, rows=rows))
+        assert_same_values(
+            history[2], recorder.observed(lambda model, _: by_hand(model, pairs), rows=rows)
+        )
         assert history[3]["block.03"]["n"] == count
     embeddings = torch.cat([features["sentence_embedding"] for features in pairs]).double()
     expected = float(embeddings.square().sum(1).mean())

@@ -109,11 +109,12 @@ def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(
     sweep: Path,
 ) -> None:
+    before = plt.get_fignums()
     expected = plot(sweep, "profile", METRIC)._repr_png_()
     assert expected.startswith(b"\x89PNG")
     with plt.style.context("dark_background"), mpl.rc_context({"figure.figsize": [20, 20]}):
         assert plot(sweep, "profile", METRIC)._repr_png_() == expected
-    assert not plt.get_fignums()
+    assert plt.get_fignums() == before
 
 
 def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
