@@ -58,9 +58,9 @@ SHORTER = MappingProxyType(
 
 NOT_HERE = re.compile(
     r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python (torchtitan_llama.py|-m research))\b"
-    r"|embedgeo sweep .*(--on ray|hf://)"
+    r"|CUDA_VISIBLE_DEVICES=|embedgeo sweep .*(--on ray|hf://|--device-map)"
 )
-"""Commands that take a cluster, a launcher, an installer, a clone or a published data set.
+"""Commands that take a cluster, a launcher, GPUs, an installer, a clone or a published data set.
 """
 
 SWEEPS = ("runs/demo/sweep", "runs/a", "runs/b", "runs/seed0", "runs/seed1", "runs/seed2")
@@ -85,6 +85,7 @@ def made_models(folder):
     for repository, steps in STEPS.items():
         for step in steps:
             HUB.add(repository, f"step{step}", files(step))
+        HUB.add(repository, "main", files(steps[-1]))
     for seed, repository in enumerate((*FINAL, *OTHERS)):
         HUB.add(repository, "main", files(seed))
     return folder
