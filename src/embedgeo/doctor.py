@@ -46,7 +46,6 @@ from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.opening import expected_rows, without_tables
 
-_SHAPE = 2, 8  # sequences and positions of synthetic token ids
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 
@@ -137,7 +136,6 @@ def describe(
             f"{ranks}."
         )
     inner = measured_model(model)
-    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
     with kept_random_states():
         geometry = monitor.make_geometry(model)
     num_rows = expected_rows(
@@ -162,9 +160,8 @@ def describe(
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     layers = [_described(layer, found, paths) for layer in geometry.layers]
     tables = dict.fromkeys(paths[table] for table, _ in found.inputs.token_ids)
-    masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
     token_ids = "unknown" if found.error and not tables else " and ".join(tables) or "none"
-    mask = " and ".join(masks) or "none: every position counts"
+    mask = " and ".join(f"{name} of {paths[module]}" for module, name in found.masks.items())
     if monitor.token_ids is not None:
         token_ids = "the function given as token_ids="
     if monitor.mask is not None:
@@ -174,10 +171,10 @@ def describe(
     sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
         type(inner).__name__,
-        sum(sizes),
+        sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight)),
         layers=tuple(layers),
         token_ids=token_ids,
-        mask=mask,
+        mask=mask or "none: every position counts",
         num_rows=num_rows,
         metrics=held,
         num_ranks=ranks,
@@ -209,14 +206,14 @@ class _Forward:
                     module.register_forward_pre_hook(self._add_mask, with_kwargs=True)
                 )
             for table in self.inputs.tables:
-                read_ids = self.inputs.record_token_ids
-                hooks.enter_context(table.register_forward_hook(read_ids, with_kwargs=True))
+                hooks.enter_context(
+                    table.register_forward_hook(self.inputs.record_token_ids, with_kwargs=True)
+                )
             for layer in self._layers:
                 module = layer.calls[-1].module
-                read = partial(self._add_hidden, layer)
                 before = module.register_forward_pre_hook
                 register = before if layer.takes_input else module.register_forward_hook
-                hooks.enter_context(register(read, with_kwargs=True))
+                hooks.enter_context(register(partial(self._add_hidden, layer), with_kwargs=True))
             for module in dict.fromkeys((self._model, *self.inputs.enclosing_modules)):
                 for each in _token_batches(module) if batch is None else [batch]:
                     if not is_callable(module):
@@ -230,15 +227,17 @@ class _Forward:
     def _add_hidden(
         self, layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None
     ) -> None:
-        hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
-        self.hidden[layer.name].append(hidden)
+        self.hidden[layer.name].append(
+            first_input(args, kwargs) if layer.takes_input else first_float(output)
+        )
 
     def _add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
-        is_inside = any(module in outer.modules() for outer in self.masks)
+        if any(module in outer.modules() for outer in self.masks):
+            return
         for name in _MASKS:
             value = given.get(name)
-            if isinstance(value, Tensor) and value.ndim == 2 and not is_inside:
+            if isinstance(value, Tensor) and value.ndim == 2:
                 self.masks.setdefault(module, name)
 
 
@@ -246,15 +245,18 @@ def _token_batches(module: nn.Module) -> list[Any]:
     """A few token ids, as a Hugging Face model takes them, with masks and without, or as the only
     argument.
     """
-    device = next((weight.device for weight in module.parameters()), None)
-    ids = torch.zeros(_SHAPE, dtype=torch.int64, device=device)
+    ids = torch.zeros(
+        2, 8, dtype=torch.int64, device=next((each.device for each in module.parameters()), None)
+    )
     if not is_hugging_face(module):
         return [ids]
     given = {"input_ids": ids}
     if getattr(module.config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = ids
-    taken = inspect.signature(module.forward).parameters
-    masks = {"attention_mask", "decoder_attention_mask"} & taken.keys()
+    masks = inspect.signature(module.forward).parameters.keys() & {
+        "attention_mask",
+        "decoder_attention_mask",
+    }
     return [given | dict.fromkeys(masks, ids + 1), given]
 
 
@@ -267,8 +269,7 @@ def _compared_states(model: nn.Module) -> str:
     measured = measured_model(model)
     if not is_hugging_face(measured):
         return ""
-    weights = [*measured.parameters(), *measured.buffers()]
-    memo = {id(each): each.to("meta") for each in weights}
+    memo = {id(each): each.to("meta") for each in (*measured.parameters(), *measured.buffers())}
     own = list[Tensor]()
     with suppress(Exception):  # it has no blocks, or cannot be copied or run
         copied = deepcopy(measured, memo)
@@ -301,7 +302,7 @@ def _described(layer: Layer, found: _Forward, paths: Mapping[nn.Module, str]) ->
 
 def _warnings(found: _Forward, layers: Sequence[DescribedLayer], *, has_ids: bool) -> Iterator[str]:
     silent = [layer.name for layer in layers if layer.width is None]
-    if silent and found.error is not None:
+    if silent and found.error:
         yield (
             f"The model could not be run on this batch, or on synthetic token ids "
             f"({reason(found.error)}): widths and sources may be missing. Give a batch: "
@@ -375,8 +376,9 @@ def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
     """
     folder = Path(source).expanduser()
     if "/" not in source and (":" in source or "." in source) and not folder.exists():
-        rule = "the model must name what makes a torch module, as package.module:make_model"
-        with requiring(rule, source):
+        with requiring(
+            "the model must name what makes a torch module, as package.module:make_model", source
+        ):
             model = import_named(source.replace(":", "."))()
             if not isinstance(model, nn.Module):
                 raise TypeError(f"it makes a {type(model).__name__}")
