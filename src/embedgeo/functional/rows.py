@@ -279,8 +279,6 @@ class Rows:
     # the numbers of these rows among those that the mask kept, shape (n,), int64, on the CPU; None
     # where none was cut
     numbers: Tensor | None = None
-    # the number of the first kept row among those of all ranks, where it is known
-    first: int | None = None
     largest: float = math.inf  # norm beyond which a row is massive
     massive: Tensor | None = None  # marks of the massive rows, shape (n,); None where none is
 
@@ -350,7 +348,6 @@ class Rows:
             self.num_nonfinite,
             self.num_left_out + len(marks) - len(places),
             on_cpu if self.numbers is None else self.numbers[on_cpu],
-            self.first,
         )
 
     @property

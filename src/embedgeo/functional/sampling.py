@@ -93,7 +93,6 @@ class Sample(NamedTuple):
         num_rows: int | None = None,
         stream: int = 0,
         num_streams: int = 1,
-        first: int | None = None,
     ) -> "Sample":
         """The sample once the next batch of the stream has been seen.
 
@@ -105,7 +104,6 @@ class Sample(NamedTuple):
             stream: the number of the stream.
             num_streams: how many streams there are. Rows of one stream are numbered in turn, of
                 several as the module says.
-            first: the number of the first row of the batch, where it is known.
         """
         count = len(x) if num_rows is None else num_rows
         device = self.keys.device
@@ -114,7 +112,7 @@ class Sample(NamedTuple):
             batches = torch.cat(
                 (batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count))
             )
-        number = self._next_number(batches, stream, num_streams) if first is None else first
+        number = self._next_number(batches, stream, num_streams)
         start = stream_position(stream, int(self.seen))
         keys, positions = _of_batch(int(number), start, count, self.seed, device)
         if numbers is not None:

@@ -88,8 +88,6 @@ class Geometry:
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
         keeps_samples: whether `records` keeps the sampled rows of all ranks until `reset`.
-        row_numbers: of the tokens of the next forward pass that count, among those of all ranks;
-            None: not known.
         num_rows: of the layer that had the most on this rank at the last `reset`.
 
     Raises:
@@ -156,7 +154,6 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
-        self.row_numbers: range | None = None
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
@@ -599,7 +596,7 @@ class Geometry:
                     hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape)
                 ),
             )
-            metrics.update(hidden, ids, self.row_numbers)
+            metrics.update(hidden, ids)
         elif unit == "words":
             require_word_ids(unit, tokens.word_ids)
             words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))

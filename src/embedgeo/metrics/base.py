@@ -368,7 +368,6 @@ class GeometryMetric(Metric):
                 num_rows=rows.num_kept,
                 stream=current_rank(self.process_group),
                 num_streams=num_ranks(self.process_group),
-                first=rows.first,
             )
         )
 

@@ -102,11 +102,9 @@ class LayerMetrics:
         # metrics that sample rows, with their states of all ranks
         self._kept: list[tuple[Any, dict[str, Any]]] = []
 
-    def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
+    def update(self, hidden: Tensor, ids: RowIds) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those
         of their groups.
-
-        ``numbers`` are those of its rows among those of all ranks, where they are known.
         """
         for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
@@ -124,8 +122,6 @@ class LayerMetrics:
         rows = Rows.of(hidden, ids, self._times)
         self.num_rows += rows.num_kept
         self.has_few_rows |= 0 < len(rows.embeddings) < FEWEST_ROWS
-        if numbers is not None and len(numbers) == rows.num_kept:
-            rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if rows.massive is not None:
