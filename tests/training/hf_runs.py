@@ -31,6 +31,8 @@ def hf_trainer(
     eval_dataset=None,
     processing_class=None,
     data_collator=None,
+    model=None,
+    optimizers=(None, None),
     **options,
 ):
     hf.set_seed(0)
@@ -42,15 +44,15 @@ def hf_trainer(
     }
     quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     arguments = hf.TrainingArguments(output_dir=str(folder), **{**defaults, **quiet, **options})
-    model = gpt_neox(hidden_dropout=0.1)
     trainer = kind(
-        model,
+        model or gpt_neox(hidden_dropout=0.1),
         arguments,
         data_collator,
         rows(),
         eval_dataset,
         processing_class,
         callbacks=list(callbacks),
+        optimizers=optimizers,
     )
     trainer.remove_callback(hf.trainer_callback.PrinterCallback)
     return trainer

@@ -16,7 +16,6 @@ from tests.training.runs import (
     by_step,
     fit,
     in_one_process,
-    loader,
     moments,
     of_monitors,
     steps,
@@ -61,16 +60,6 @@ def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
                 model(batch)
     assert monitor.history[-1]["step"] == len(sizes)
     assert value(monitor, len(sizes), "block.00", "n") == 48
-
-
-def test_they_are_left_out_where_told_and_where_they_are_measured_already(tmp_path):
-    monitor = GeometryMonitor(4, metrics=moments, measure_last=False, on_error="raise")
-    options = {"metrics": moments, "probe": loader(4), "prefix": "held", "on_error": "raise"}
-    held = GeometryMonitor(3, **options)
-    module, _ = fit(tmp_path, monitor, held, module=KeepsBatches(), max_steps=6)
-    assert (steps(monitor), steps(held)) == ([0, 4], [0, 3, 6])
-    assert value(held, 6, "embed", "n") == 48
-    assert not any(ids() is not None for ids in module.ids)
 
 
 class WithStatistics(TinyLM):

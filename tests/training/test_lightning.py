@@ -1,60 +1,19 @@
 """GeometryMonitor in a real Lightning Trainer."""
 
-import lightning as L
 import pandas as pd
 import pytest
-import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import GeometryMonitor
 from tests.training.runs import (
     TinyLM,
-    assert_same_values,
-    by_step,
     fit,
-    in_one_process,
     loader,
     moments,
-    n_at,
     steps,
     value,
 )
-
-
-def test_a_window_pools_the_steps_it_covers_also_those_until_training_ends(tmp_path):
-    seen = []
-
-    class Batches(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append((trainer.global_step, batch["input_ids"]))
-
-    monitor = GeometryMonitor(every_n_steps=5, window=3, on_error="raise")
-    fit(tmp_path, monitor, Batches(), max_steps=7)
-    types = torch.cat([ids.flatten() for step, ids in seen if step < 3]).unique()
-    assert value(monitor, 0, "embed", "token_types") == len(types)
-    assert n_at(monitor) == {0: 3 * 48, 5: 2 * 48, 7: 3 * 48}
-
-
-def test_the_probe_equals_observe_on_the_weights_of_that_step(tmp_path):
-    class Weights(L.Callback):
-        def __init__(self):
-            self.at = {}
-
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            weights = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
-            self.at.setdefault(trainer.global_step, weights)
-
-    probe, weights = loader(16, 8, seed=1, padding="left"), Weights()
-    monitor = GeometryMonitor(every_n_steps=4, probe=probe, on_error="raise")
-    module, _ = fit(tmp_path, monitor, weights, max_steps=6, accumulate_grad_batches=2)
-    weights.at[6] = module.state_dict()
-    for step in (0, 4, 6):
-        offline = TinyLM().eval()
-        offline.load_state_dict(weights.at[step])
-        expected = in_one_process(offline.model, probe)
-        assert_same_values(by_step(monitor.history)[step], expected, rel=1e-6)
-    assert value(monitor, 0, "embed", "n") == 16 * 9
 
 
 def test_probe_forward_and_batch_callables_override(tmp_path):

@@ -43,17 +43,6 @@ def test_the_batches_of_one_optimizer_step_are_one_measurement():
     assert_same_history(inside, outside)
 
 
-def test_hooks_are_on_the_model_inside_of_measured_steps_alone():
-    monitor = StepMonitor(model := gpt_neox(), 3, **OPTIONS)
-    inside = {}
-    for step in range(8):
-        with monitor.step(step):
-            inside[step] = hooks(model)
-            model(**token_batch())
-        assert hooks(model) == 0
-    assert [step for step, count in inside.items() if count] == [0, 3, 6]
-
-
 def test_a_step_may_be_a_tensor_that_is_counted_on_in_place():
     model, step = gpt_neox(), torch.tensor(0)
     monitor = StepMonitor(model, 2, measure_last=False, **OPTIONS)
@@ -155,27 +144,6 @@ def test_what_is_no_log_is_refused_at_once():
         StepMonitor(gpt_neox(), log="runs")
 
 
-@pytest.mark.parametrize("fails_at", [2, 3])
-def test_an_exception_of_the_loop_passes_through_and_nothing_stays_attached(tmp_path, fails_at):
-    monitors = []
-
-    def keep(model, **options):
-        monitors.append(StepMonitor(model, **options))
-        return monitors[0]
-
-    options = {"every_n_steps": 2, "window": 1, "metrics": moments, "folder": tmp_path}
-    models = []
-    with pytest.raises(UserError, match="in the loop's body") as caught:
-        loop(fails_at=fails_at, kind=keep, model=lambda m: models.append(m) or m, **options)
-    assert caught.value.__context__ is None
-    assert hooks(models[0]) == 0
-    (monitor,) = monitors
-    with pytest.raises(UserError), monitor:  # ends the run without measuring
-        raise UserError
-    assert steps(monitor) == [0] if fails_at == 2 else [0, 2]
-    assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == steps(monitor)
-
-
 @pytest.mark.parametrize("ends", ["dropped", "closed by log"])
 def test_the_end_of_a_monitor_while_torch_goes_through_its_hooks_leaves_the_step_as_it_is(ends):
     """A monitor that is garbage is collected at any moment, also between two hooks of an
@@ -235,18 +203,6 @@ def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_k
         go_on(monitor, [1], lambda: model(**token_batch()), token_batch())
     assert steps(monitor) == [2]
     assert hooks(model) == 0
-
-
-def test_a_resumed_loop_goes_on_in_the_schedule():
-    options = {"probe": [token_batch()], **OPTIONS}
-    monitor = StepMonitor(model := gpt_neox(), 2, **options)
-    assert monitor.state_dict() == {}
-    go_on(monitor, range(4), lambda: model(**token_batch()), token_batch())
-    saved = monitor.state_dict()
-    resumed = StepMonitor(model, 2, **options)
-    resumed.load_state_dict(saved)
-    go_on(resumed, range(3, 6), lambda: model(**token_batch()), token_batch())
-    assert (steps(monitor), steps(resumed)) == ([0, 2], [4])
 
 
 def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation():

@@ -13,8 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from embedgeo import Drift, GeometryMonitor, StepMonitor
-from embedgeo.glossary import DRIFT
+from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer, logged, rows
@@ -61,42 +60,6 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
     assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
 
 
-@pytest.mark.slow
-def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
-    callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
-    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "max_steps": -1}
-    hf_trainer(tmp_path, callback, eval_strategy="no", **options).train()
-    assert n_at(callback) == dict.fromkeys((0, 3, 6, 9, 12), 4 * BATCH)
-
-
-def test_evaluation_in_training_is_left_alone(tmp_path):
-    callback = GeometryCallback(2, window=2, metrics=moments, on_error="raise")
-    trainer = hf_trainer(
-        tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=rows(8)
-    )
-    trainer.train()
-    assert n_at(callback) == {0: 2 * BATCH, 2: 2 * BATCH, 4: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
-    trainer.evaluate()
-    trainer.predict(rows(8))
-    assert steps(callback) == [0, 2, 4, 6, 7]
-
-
-def test_the_probe_equals_observe_on_the_trained_model(tmp_path, caplog):
-    caplog.set_level("INFO", "lightning.pytorch")
-    listeners = [Drift()]
-    callback = GeometryCallback(7, probe=held_out(), listeners=listeners, on_error="raise")
-    trainer = hf_trainer(tmp_path, callback, max_steps=3)
-    trainer.train()
-    assert "checkpoint" not in caplog.text  # which have no states of listeners
-    assert steps(callback) == [0, 3]
-    expected = in_one_process(trainer.model.eval(), held_out())
-    found = {
-        layer: {key: value for key, value in values.items() if key not in DRIFT}
-        for layer, values in by_step(callback.history)[3].items()
-    }
-    assert_same_values(found, expected, rel=1e-6)
-
-
 def test_special_tokens_are_those_of_the_trainers_tokenizer(tmp_path, caplog):
     caplog.set_level("INFO", "lightning.pytorch")
     frequent = torch.cat([row["input_ids"] for row in rows()]).bincount().argsort()[-3:].tolist()
@@ -124,18 +87,6 @@ def test_special_tokens_are_those_of_the_trainers_tokenizer(tmp_path, caplog):
             make(ignore_token_ids="special")
     with pytest.raises(TypeError, match="list of integers"):
         GeometryCallback(ignore_token_ids="specials")
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_at_its_step(tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 4}
-    hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=4, **options).train()
-    callback = GeometryCallback(3, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, callback, **options).train(
-        resume_from_checkpoint=str(tmp_path / "checkpoint-4")
-    )
-    assert steps(callback) == [6, 7]
-    assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 3, 4, 6, 7]
 
 
 @pytest.mark.slow
@@ -167,13 +118,6 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
     done = subprocess.run([sys.executable, "-c", code], check=False, **options)
     assert "ZeroDivisionError: in the user's code" in done.stderr
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
-
-
-def test_logs_with_run_times_are_no_end_of_training(tmp_path):
-    callback = GeometryCallback(4, metrics=moments)
-    options = {"include_num_input_tokens_seen": "all", "logging_steps": 3}
-    hf_trainer(tmp_path, callback, **options).train()
-    assert steps(callback) == [0, 4, 7]
 
 
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):

@@ -1,0 +1,151 @@
+"""What every monitor promises, whatever trains the model: one set of tests for all of them."""
+
+import warnings
+
+import pandas as pd
+import pytest
+import torch
+
+from embedgeo import Drift, full_metrics
+from tests.models import hooks
+from tests.training.runs import (
+    RESUMED,
+    Breaks,
+    BreaksLate,
+    assert_same_random_state,
+    assert_same_values,
+    by_step,
+    in_one_process,
+    moments,
+    n_at,
+    of_monitors,
+    steps,
+)
+from tests.training.trainers import ROWS, WAYS, batches, train
+
+every_way = pytest.mark.parametrize("way", WAYS)
+pytestmark = RESUMED
+OPTIONS = {"metrics": moments, "on_error": "raise"}
+
+
+def held_out():
+    return [{**batch, "attention_mask": mask_left(batch)} for batch in batches(2, seed=50)]
+
+
+def mask_left(batch):
+    mask = batch["attention_mask"].clone()
+    mask[:, :3] = 0
+    return mask
+
+
+def assert_same_training(run, other):
+    assert all(torch.equal(a, b) for a, b in zip(run.state, other.state, strict=True))
+    assert_same_random_state(run.random_state, other.random_state)
+
+
+@every_way
+def test_windows_of_optimizer_steps_are_pooled_and_evaluation_is_left_out(way, tmp_path):
+    options = {"every_n_steps": 4, "extra_steps": (2,), "window": 2, **OPTIONS}
+    run = train(way, tmp_path, options, accumulate=2, evaluates=True)
+    (monitor,) = run.monitors
+    assert n_at(monitor) == dict.fromkeys((0, 2, 4, 7), 2 * 2 * ROWS)
+    assert {step for step, count in enumerate(run.hooks) if count} <= {*range(6)}
+    assert hooks(run.model) == 0
+
+
+@every_way
+def test_the_last_weights_are_measured_on_the_last_batches_or_the_probe(way, tmp_path):
+    plain = {"every_n_steps": 5, "window": 2, **OPTIONS}
+    held = {"every_n_steps": 5, "prefix": "held", "probe": held_out(), **OPTIONS}
+    left = {"every_n_steps": 5, "prefix": "left", "measure_last": False, **OPTIONS}
+    run = train(way, tmp_path, plain, held, left)
+    plain, held, left = run.monitors
+    assert (steps(plain), steps(held), steps(left)) == ([0, 5, 7], [0, 5, 7], [0, 5])
+    for monitor, step, data in (
+        (plain, 7, batches(7)[-2:]),
+        (held, 7, held_out()),
+        (held, 5, held_out()),
+    ):
+        run.model.load_state_dict(run.weights[step])
+        expected = in_one_process(run.model.eval(), data, metrics=moments)
+        assert_same_values(by_step(monitor.history)[step], expected, rel=1e-6)
+
+
+def test_all_have_the_same_numbers(tmp_path):
+    options = {"every_n_steps": 3, "jackknife": 2, "on_error": "raise"}
+    runs = [train(way, tmp_path / way, options) for way in WAYS]
+    first, *others = (pd.DataFrame(run.monitors[0].history) for run in runs)
+    for other in others:
+        pd.testing.assert_frame_equal(first, other, check_exact=True)
+
+
+@pytest.mark.slow
+@every_way
+def test_training_is_bit_for_bit_what_it_is_without_them(way, tmp_path):
+    common = {"jackknife": 2, "on_error": "raise"}
+    layers = ["embed", "mean(last2)"]
+    whole = {"every_n_steps": 4, "window": 2, "metrics": full_metrics, "layers": [*layers, "*.mlp"]}
+    held = {"every_n_steps": 3, "probe": held_out(), "listeners": [Drift()], "prefix": "held"}
+    settings = {"accumulate": 2, "dropout": 0.1, "evaluates": True}
+    plain = train(way, tmp_path / "plain", **settings)
+    run = train(
+        way, tmp_path / "run", {**common, **whole}, {**common, "layers": layers, **held}, **settings
+    )
+    assert_same_training(plain, run)
+    assert [steps(monitor) for monitor in run.monitors] == [[0, 4, 7], [0, 3, 6, 7]]
+    for monitor, keys in zip(run.monitors, ("V_W_local", "cka_to_first"), strict=True):
+        assert keys in {record["metric"] for record in monitor.history}
+
+
+@every_way
+@pytest.mark.parametrize("broken", [Breaks, BreaksLate])
+def test_a_metric_that_fails_ends_monitoring_with_one_warning_and_no_training(
+    way, broken, tmp_path
+):
+    plain = train(way, tmp_path / "plain")
+    options = {"every_n_steps": 2, "metrics": lambda dim: [broken(dim)]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = train(way, tmp_path / "run", options, {"every_n_steps": 2, "prefix": "other"})
+    (said,) = of_monitors(caught)
+    assert "is off for the rest of this run" in said
+    assert "broken metric" in said
+    assert [steps(monitor) for monitor in run.monitors] == [[], [0, 2, 4, 6, 7]]
+    assert hooks(run.model) == 0
+    assert_same_training(plain, run)
+
+
+@every_way
+def test_a_listener_that_fails_is_taken_out_alone(way, tmp_path):
+    def fails(step, records, geometry):
+        records.clear()
+        if step == 2:
+            raise RuntimeError("not this one")
+
+    heard = []
+    listeners = [fails, lambda step, *_: heard.append(step)]
+    with pytest.warns(UserWarning, match="listener function failed at step 2") as caught:
+        run = train(way, tmp_path, {"every_n_steps": 2, "metrics": moments, "listeners": listeners})
+    assert len(of_monitors(caught)) == 1
+    assert heard == steps(run.monitors[0]) == [0, 2, 4, 6, 7]
+
+
+@every_way
+def test_an_exception_of_training_passes_and_leaves_what_was_measured(way, tmp_path):
+    options = {"every_n_steps": 2, "folder": tmp_path, **OPTIONS}
+    run = train(way, tmp_path, options, fails_at=5)
+    (monitor,) = run.monitors
+    assert len(run.hooks) == 6
+    assert steps(monitor)[:3] == [0, 2, 4]
+    assert hooks(run.model) == 0
+
+
+@every_way
+def test_a_resumed_run_goes_on_at_its_step_and_in_its_file(way, tmp_path):
+    options = {"every_n_steps": 3, "folder": tmp_path, **OPTIONS}
+    train(way, tmp_path, options, num_steps=4)
+    resumed = train(way, tmp_path, options, resumes=True)
+    (monitor,) = resumed.monitors
+    assert n_at(monitor) == {6: ROWS, 7: ROWS}
+    written = pd.read_parquet(tmp_path / "history.parquet")
+    assert sorted(written["step"].unique()) == [0, 3, 4, 6, 7]
