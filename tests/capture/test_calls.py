@@ -4,6 +4,8 @@ alone.
 
 import copy
 import io
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -115,8 +117,20 @@ class Total(torchmetrics.SumMetric):
         return {"total": self.sum_value}
 
 
+class WithLoss(nn.Module):
+    """A loss around a model, with layers of the model inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.criterion = gpt_neox(), nn.Identity()
+
+    def forward(self, **batch):
+        return self.criterion(self.model(**batch, labels=batch["input_ids"]).loss)
+
+
 @pytest.mark.parametrize(
-    ("family", "place"), [("gpt_neox", "gpt_neox.layers.1"), ("t5", "decoder.block.1")]
+    ("family", "place"),
+    [("gpt_neox", "gpt_neox.layers.1"), ("t5", "decoder.block.1"), ("in a loss", "criterion")],
 )
 @pytest.mark.parametrize("jackknife", [0, 2])
 def test_a_forward_pass_that_raises_counts_nowhere(family, place, jackknife):
@@ -137,7 +151,8 @@ def test_a_forward_pass_that_raises_counts_nowhere(family, place, jackknife):
             hook.remove()
             model(**batch)
 
-    model = FAMILIES[family].build().eval()
+    in_a_loss = family == "in a loss"
+    model = WithLoss() if in_a_loss else FAMILIES[family].build().eval()
     batches = [token_batch(seed=seed) for seed in (1, 2)]
     if family == "t5":
         batches = [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
@@ -157,3 +172,62 @@ def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count(max_norm)
                     optimizer.step()
     counts = [each["value"] for each in monitor.history if each["metric"] == "n"]
     assert counts == [24.0]
+
+
+def test_a_pass_after_a_change_by_data_does_not_count():
+    model = nn.Sequential(nn.Embedding(10, 4), linear_block(4))
+    ids = torch.arange(6).view(2, 3)
+    with StepMonitor(model, 1, layers="1", measure_last=False) as monitor, monitor.step(0):
+        model(ids).sum().backward()
+        table = model[0].weight
+        table.data.add_(table.grad)  # as adversarial training of the embeddings does
+        model(ids).sum().backward()
+    assert [each["value"] for each in monitor.history if each["metric"] == "n"] == [6.0]
+
+
+class Waits(nn.Module):
+    """A block in which one thread waits for another one to have run the model."""
+
+    def forward(self, x):
+        if threading.current_thread() is not threading.main_thread():
+            self.inside.set()
+            self.other.wait(60)
+        return x
+
+
+@pytest.mark.parametrize("no_grad", [False, True])
+def test_passes_of_two_threads_are_no_loop(no_grad):
+    model, ids = nn.Sequential(nn.Embedding(9, 4), Waits(), linear_block(4)), torch.arange(9)
+    Waits.inside, Waits.other = threading.Event(), threading.Event()
+    monitor = StepMonitor(model, 1, layers=["1", "2"], measure_last=False, on_error="raise")
+    with monitor, monitor.step(0):
+        first = threading.Thread(target=model, args=(ids,))
+        first.start()
+        Waits.inside.wait(60)
+        told = nullcontext() if no_grad else pytest.raises(ValueError, match="another thread")
+        with torch.set_grad_enabled(not no_grad), told:
+            model(ids)
+        Waits.other.set()
+        first.join()
+    if no_grad:
+        assert [each["value"] for each in monitor.history if each["metric"] == "n"] == [9.0, 9.0]
+
+
+class Gives(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        return x.to_sparse() if self.kind == "sparse" else torch.nested.as_nested_tensor([*x])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
+def test_a_hidden_state_that_is_not_dense_is_refused(kind):
+    inner = Gives(kind) if kind != "meta" else linear_block(4)
+    model = nn.Sequential(nn.Embedding(9, 4), inner).to("meta" if kind == "meta" else "cpu")
+    ids = torch.zeros(2, 3, dtype=torch.int64, device="meta" if kind == "meta" else "cpu")
+    told = pytest.raises(TypeError, match=f"dense hidden state.*{kind}")
+    with told, observe(model, layers="1"):
+        model(ids)

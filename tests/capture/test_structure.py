@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from embedgeo import observe
 from embedgeo.capture.structure import token_embeddings
-from tests.models import VOCABULARY, Block, Titan, token_batch
+from tests.models import VOCABULARY, Block, NanoGPT, Titan, gpt_neox, token_batch
 from tests.observed import layer_names, observed, rows_seen
 
 # ── Tables
@@ -118,3 +119,21 @@ def test_blocks_that_are_lists_or_cut_into_several_are_refused_and_patterns_meas
     rows, seen = rows_seen(observed(OfLists(), {"ids": ids}, "layers.*.0"), "layers.00.00")
     assert len(rows) == ids.numel()
     assert torch.equal(seen, ids.flatten())
+
+
+class Two(nn.Module):
+    """A teacher and a student."""
+
+    def __init__(self, build):
+        super().__init__()
+        self.teacher, self.student = build(), build()
+
+
+@pytest.mark.parametrize("build", [gpt_neox, NanoGPT])
+def test_of_two_models_side_by_side_none_is_guessed(build):
+    model = Two(build)
+    with pytest.raises(ValueError, match=r"teacher.*, student.* side by side.*module\.student"):
+        layer_names(model)
+    with observe(model, lambda module: module.student) as geometry:
+        model.student(token_batch()["input_ids"])
+    assert [*geometry.compute()] == layer_names(build())

@@ -361,10 +361,10 @@ class ForwardInputs:
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
-        # those around an encoder and its decoder
+        # those around an encoder and its decoder, or around the measured model
         self.outer_modules = [
             module
-            for module in measured.modules()
+            for module in model.modules()
             if structure.unwrapped(module) is module
             and module not in self.enclosing_modules
             and structure.contains_any(module, parts)

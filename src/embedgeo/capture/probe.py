@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,7 +21,14 @@ from embedgeo.capture.forward_inputs import (
     whole_sequences,
 )
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.torch_names import in_backward, is_transformed, running_stage, version
+from embedgeo.capture.torch_names import (
+    has_gradients,
+    in_backward,
+    is_transformed,
+    running_stage,
+    version,
+)
+from embedgeo.functional.distributed import has_other_ranks
 from embedgeo.layer_names import side
 
 if TYPE_CHECKING:
@@ -112,6 +120,7 @@ class Probe:
         # as the last forward pass since `attach` left them
         self._versions: list[object] = []
         self._is_stale = False  # the weights have changed since
+        self._thread: int | None = None  # in which a pass runs
         self._attached: ExitStack | None = None
         self._read_inside = dict[tuple[str, int], bool]()  # since attached: in the model's own call
         self.left_out = set[str]()  # layers that are not measured, while others are
@@ -193,11 +202,28 @@ class Probe:
         no real values.
         """
         is_other = self._attached is None or Probe._exclusive not in (None, self)
+        if self._is_beside_a_pass() and not (self._no_grad_passes or has_gradients()):
+            return True
         stage = running_stage()
         return is_other or in_backward() or (stage is not None and stage.infers_shapes)
 
+    def _is_beside_a_pass(self) -> bool:
+        """Tell whether a forward pass is running in another thread."""
+        return self._inputs.depth > 0 and self._thread != get_ident()
+
+    def _in_turn(self, read: Callable[..., None], *call: Any) -> None:
+        if self._is_beside_a_pass():
+            raise ValueError(
+                "forward passes of a measured model must run one after the other; another thread "
+                "calls it while one runs. Measure in one thread, or a copy of the model."
+            )
+        read(*call)
+
     def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
-        hook = partial(_Hook, self.should_skip, self._on_error)
+        def hook(module: nn.Module, place: str, read: Callable[..., None]) -> _Hook:
+            in_turn = partial(self._in_turn, read)
+            return _Hook(self.should_skip, self._on_error, module, place, in_turn)
+
         for module in self._inputs.enclosing_modules:
             yield "call", hook(module, "at the model's call", self._begin_call)
             yield "return", hook(module, "at the model's call", self._end_call)
@@ -249,12 +275,23 @@ class Probe:
             self._inputs.reset()
 
     def _weight_versions(self) -> list[object]:
-        return [version(weight) for weight in self._inputs.weights]
+        """What shows a change of the weights; of ``.data`` the sizes of the tables do."""
+        versions = [version(weight) for weight in self._inputs.weights]
+        if has_other_ranks():  # sharded ones have other values, or none, between passes
+            return versions
+        tables = [weight for table in self._inputs.tables for weight in table.parameters()]
+        sizes = (
+            torch.linalg.vector_norm(weight.detach(), 1, dtype=torch.float32)
+            for weight in tables or self._inputs.weights[:1]
+            if weight.is_floating_point() and weight.itemsize > 1
+        )
+        return [*versions, *(size.nan_to_num() for size in sizes)]
 
     def _begin_call(self, module: nn.Module, *call: Any) -> None:
         if self._inputs.is_outermost(module):
             self._undo_in_graph()
         if not self._inputs.depth:
+            self._thread = get_ident()
             if self.is_stable:
                 self._undo = self._undoing()
             if not self._no_grad_passes:
@@ -320,6 +357,12 @@ class Probe:
             raise TypeError(
                 "a layer must have a floating-point tensor as its hidden state; got "
                 f"{type(kwargs if call.takes_input else output).__name__}. Leave the layer out."
+            )
+        if hidden.layout != torch.strided or hidden.is_nested or hidden.is_meta:
+            kind = "nested" if hidden.is_nested else hidden.layout
+            raise TypeError(
+                f"layer {layer.name!r} must have a dense hidden state with values; got one that is "
+                f"{'on the meta device' if hidden.is_meta else kind}. Leave the layer out."
             )
         if is_transformed(hidden):
             raise ValueError(

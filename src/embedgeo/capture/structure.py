@@ -4,7 +4,7 @@ around modules.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place, is_compiled_wrapper
+from embedgeo.formatting import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,8 +66,28 @@ def is_compiled(model: nn.Module) -> bool:
 def measured_model(model: nn.Module) -> nn.Module:
     """The outermost Hugging Face model inside ``model``, or ``model`` itself without its
     wrappers.
+
+    Raises:
+        ValueError: there are several, none inside of another one.
     """
-    return next((m for m in model.modules() if is_hugging_face(m)), unwrapped(model))
+    outermost = {id(m): (name, m) for name, m in _hugging_face_models(model)}
+    if len(outermost) > 1:
+        names = [name for name, _ in outermost.values()]
+        raise ValueError(
+            f"one model must be measured; {type(model).__name__} has {listed(names)} side by side. "
+            f"Choose one: layers=lambda module: module.{names[-1]}, and a sweep needs the weights "
+            "of one alone."
+        )
+    return next((m for _, m in outermost.values()), unwrapped(model))
+
+
+def _hugging_face_models(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the outermost ones and their names."""
+    if is_hugging_face(module):
+        yield name, module
+        return
+    for key, child in module.named_children():
+        yield from _hugging_face_models(child, f"{name}.{key}" if name else key)
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
@@ -116,9 +137,13 @@ def find_stack(submodel: nn.Module) -> Stack | None:
 
     Lists with attention or a norm inside come before others. Of a model of text and images or
     sounds the blocks are those of the text.
+
+    Raises:
+        ValueError: a model written by hand has two lists of the same size, as a teacher and a
+            student have.
     """
     config = getattr(submodel, "config", None)
-    best = None
+    best, twin = None, None
     most = (False, 0)
     for parent in _text_model(submodel).modules():
         for stack in parent.children():
@@ -130,8 +155,19 @@ def find_stack(submodel: nn.Module) -> Stack | None:
             is_usual = any("Attention" in kind or "Norm" in kind for kind in kinds)
             size = is_usual, sum(p.numel() for p in stack.parameters())
             depth = getattr(config, "num_hidden_layers", None)
-            if size > most and _are_blocks(stack, blocks, depth) and not _is_cut(parent, blocks):
+            if size < most or not _are_blocks(stack, blocks, depth) or _is_cut(parent, blocks):
+                continue
+            if size > most:
                 best, most = Stack(parent, blocks), size
+                twin = None
+            elif is_usual and best and not contains_any(best.parent, [parent]):
+                twin = parent
+    if best and twin is not None and not is_hugging_face(submodel):
+        names = [name for name, m in submodel.named_modules() if m in (best.parent, twin)]
+        raise ValueError(
+            f"one model must be measured; {type(submodel).__name__} has {listed(names)} side by "
+            f"side, with blocks of one size. Choose one: layers=lambda module: module.{names[-1]}."
+        )
     if best is None or not all(map(is_callable, best.blocks)):
         return None  # lists of modules are no blocks
     # ALBERT
