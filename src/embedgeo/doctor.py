@@ -19,8 +19,8 @@ from embedgeo.capture.calls import (
     eager_mode,
     first_float,
     first_input,
-    kept_buffers,
     kept_random_states,
+    kept_state,
     mode_restorer,
 )
 from embedgeo.capture.forward_inputs import ForwardInputs
@@ -113,9 +113,9 @@ def describe(
     before training.
 
     The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
-    gradients and in eval mode. Modes, buffers and random states are afterwards what they were. A
-    model on the meta device can be described, too. Call it on a model that is not yet sharded over
-    ranks. Bytes are those of the package's own metrics.
+    gradients and in eval mode. Modes, random states and what modules hold are afterwards what they
+    were. A model on the meta device can be described, too. Call it on a model that is not yet
+    sharded over ranks. Bytes are those of the package's own metrics.
 
     Args:
         monitor: any of the three monitors, before its run.
@@ -151,7 +151,7 @@ def describe(
     if monitor.chooses_metrics and needed > TABLE_BYTES:
         geometry.use_metrics(monitor.make_without_tables)
         notes.append(without_tables(needed))
-    with kept_random_states(), kept_buffers(model), ExitStack() as kept:
+    with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()
         found = _Forward(model, geometry.layers)

@@ -98,6 +98,17 @@ def test_training_is_bit_for_bit_what_it_is_without_them(way, tmp_path):
 
 
 @every_way
+def test_what_passes_of_theirs_leave_in_modules_is_taken_out(way, tmp_path):
+    plain = train(way, tmp_path / "plain", remembers=True)
+    held = {"every_n_steps": 2, "probe": held_out(), "prefix": "held", **OPTIONS}
+    run = train(way, tmp_path / "run", {"every_n_steps": 4, **OPTIONS}, held, remembers=True)
+    assert [steps(monitor) for monitor in run.monitors] == [[0, 4, 7], [0, 2, 4, 6, 7]]
+    assert_same_training(plain, run)
+    outputs = [each.model(**batches(1)[0]).logits for each in (plain, run)]
+    assert torch.equal(*outputs)
+
+
+@every_way
 @pytest.mark.parametrize("broken", [Breaks, BreaksLate])
 def test_a_metric_that_fails_ends_monitoring_with_one_warning_and_no_training(
     way, broken, tmp_path

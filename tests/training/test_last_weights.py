@@ -5,6 +5,7 @@ import weakref
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from torch import nn
 
 from embedgeo import GeometryMonitor, StepMonitor
@@ -62,6 +63,9 @@ def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
     assert value(monitor, len(sizes), "block.00", "n") == 48
 
 
+modes_of_passes = []
+
+
 class WithStatistics(TinyLM):
     """A normalization that updates its buffers in train mode, and a part that is frozen in eval
     mode.
@@ -72,12 +76,11 @@ class WithStatistics(TinyLM):
         self.model.gpt_neox.final_layer_norm = nn.Sequential(
             nn.Flatten(0, 1), nn.BatchNorm1d(16), nn.Unflatten(0, (4, 12))
         )
-        self.modes = []
 
     def on_train_start(self):
         self.model.gpt_neox.layers[0].eval()
         self.model.gpt_neox.layers[1].register_forward_pre_hook(
-            lambda m, args: self.modes.append(m.training)
+            lambda m, args: modes_of_passes.append(m.training)
         )
 
 
@@ -93,7 +96,7 @@ def test_buffers_and_modes_are_those_that_training_left(tmp_path):
         modes.append([m.training for m in module.modules()])
     assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
     assert modes[0] == modes[1]
-    assert module.modes == [True] * 4  # as in training, once more
+    assert modes_of_passes == [True] * 7  # as in training, of the second run once more
 
 
 class OnPairs(TinyLM):
@@ -133,3 +136,16 @@ def test_a_module_without_a_forward_is_run_on_ids_by_the_model_inside(tmp_path):
     fit(tmp_path, monitor, module=OnIds(), data=data, max_steps=6)
     assert steps(monitor) == [0, 4, 6]
     assert value(monitor, 6, "embed", "n") == 48
+
+
+@pytest.mark.parametrize(
+    "averaging",
+    [EMAWeightAveraging(), StochasticWeightAveraging(0.01, 1)],
+    ids=lambda each: type(each).__name__,
+)
+def test_averages_are_not_taken_for_the_last_weights(averaging, tmp_path):
+    before, after = (GeometryMonitor(20, metrics=moments, prefix=name) for name in ("a", "b"))
+    with pytest.warns(UserWarning, match="last step, 48, .*Averaging has put averages") as caught:
+        fit(tmp_path, before, averaging, after, max_epochs=3)
+    assert len(of_monitors(caught)) == 1
+    assert (steps(before), steps(after)) == ([0, 20, 40, 48], [0, 20, 40])

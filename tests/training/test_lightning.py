@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -33,6 +34,28 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
     even = sum(int((batch["input_ids"] % 2 == 0).sum()) for batch in loader(8))
     assert value(monitor, 0, "block.00", "token_types") == 1
     assert value(monitor, 0, "block.00", "n") == even
+
+
+class LogsInForward(TinyLM):
+    def forward(self, batch):
+        out = self.model(**batch, labels=batch["input_ids"])
+        self.log_dict({"norm": out.logits.norm()}, on_epoch=True, batch_size=1)
+        return out.loss
+
+    def training_step(self, batch, batch_idx):
+        return self(batch)
+
+
+@pytest.mark.parametrize("forward", [None, lambda module, batch: module.training_step(batch, 0)])
+def test_what_a_module_logs_in_forward_is_of_training_alone(forward, tmp_path):
+    monitor = GeometryMonitor(4, probe=loader(8), probe_forward=forward, metrics=moments)
+    for monitors in (), (monitor, GeometryMonitor(5, prefix="last", metrics=moments)):
+        _, run = fit(tmp_path, *monitors, module=LogsInForward(), max_epochs=1)
+        means = {**run.callback_metrics}
+        expected = means if not monitors else expected
+    assert steps(monitor) == [0, 4, 8, 12, 16]
+    assert all(torch.equal(means[name], expected[name]) for name in expected)
+    assert "log" not in vars(run.lightning_module)
 
 
 @pytest.mark.slow

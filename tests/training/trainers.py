@@ -3,15 +3,19 @@
 All see the same batches in the same order, with the same optimizer.
 """
 
+import random
+from collections import deque
 from contextlib import ExitStack
 from copy import deepcopy
 from typing import NamedTuple
 
 import lightning as L
+import numpy as np
 import torch
 import transformers as hf
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt2, hooks, token_batch
@@ -51,6 +55,29 @@ class Recorder(torch.optim.SGD):
         if len(self.hooks) - 1 == self.fails_at:
             raise UserError("in the optimizer")
         return loss
+
+
+class Remembers(nn.Module):
+    """In which a forward pass leaves what it can, and whose output depends on all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.calls, self.seen, self.named, self.mean = 0, deque([0.0]), {}, MeanMetric()
+        self.drawn = torch.Generator(), np.random.default_rng(0), random.Random(0)
+
+    def forward(self, hidden):
+        with torch.no_grad():
+            self.passes.data += 1
+        self.calls += 1
+        self.seen.append(self.seen[-1] + 1)
+        self.named.setdefault("last", []).append(self.calls)
+        self.mean.update(self.seen[-1])
+        self.new = getattr(self, "new", 0) + 1
+        ours, numpys, pythons = self.drawn
+        drawn = torch.rand((), generator=ours) + numpys.random() + pythons.random()
+        left = self.passes + self.calls + self.seen[-1] + len(self.named["last"]) + self.new
+        return hidden * (1 + 0.01 * (drawn + left + self.mean.compute()))
 
 
 class Task(NamedTuple):
@@ -199,11 +226,14 @@ def train(
     evaluates=False,
     resumes=False,
     dropout=0.0,
+    remembers=False,
 ):
     """Train in one of the ``WAYS``, with a monitor for each of the options."""
     run, make = WAYS[way]
     L.seed_everything(0, verbose=False)
     model = gpt2(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
+    if remembers:
+        model.transformer.drop = Remembers()
     optimizer = Recorder(model, fails_at)
     monitors = [make(model, **each) for each in options]
     data = batches(num_steps * accumulate)

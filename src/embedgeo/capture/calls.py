@@ -3,19 +3,26 @@ kept around them.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from copy import deepcopy
-from functools import wraps
+from copy import copy, deepcopy
+from functools import partial, wraps
 from typing import Any, ClassVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
 
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+_OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}
+_MADE_READY = FullyShardedDataParallel, DistributedDataParallel, LazyModuleMixin
+_GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # the ``forward`` inside of what watches it
 _inside: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
 
@@ -185,18 +192,81 @@ def mode_restorer(model: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts buffers and their values back on exit, as the running statistics that a pass in train
-    mode updates.
+def kept_state(model: nn.Module) -> Iterator[None]:
+    """Puts back on exit what modules hold besides parameters and hooks: buffers, plain attributes,
+    and the tensors, containers, generators and other modules in them.
+
+    Objects of other classes are left as they are. So are wrappers and lazy modules, which their
+    first pass makes ready.
     """
-    buffers = [
-        (m, name, b, b.clone())
-        for m in model.modules()
-        for name, b in m.named_buffers(recurse=False)
-    ]
+    undo: dict[int, Callable[[], object]] = {}
+    found: list[Any] = [model]
+    while found:
+        value = found.pop()
+        if id(value) not in undo and (put_back := _undo(value, found)) is not None:
+            undo[id(value)] = put_back
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, values in buffers:
-                setattr(module, name, buffer.copy_(values))
+            for put_back in undo.values():
+                put_back()
+
+
+def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
+    """What puts a value back into its state, if anything does; what is in it is added to
+    ``found``.
+    """
+    put_back: Callable[[], object] | None = None
+    if isinstance(value, nn.Module):
+        found += value.children()
+        if not isinstance(value, _MADE_READY):
+            found += (attributes := _attributes(value)).values()
+            put_back = partial(_put_attributes, value, attributes)
+    elif isinstance(value, dict | list | deque | set | tuple):
+        found += _contents(value)
+        put_back = partial(_put_contents, value, copy(value))
+    elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        local = getattr(value, "_local_tensor", value)  # comparing DTensors is a collective
+        if local.layout is torch.strided and not local.is_meta:
+            put_back = partial(_put_values, local, local.detach().clone())
+    elif isinstance(value, _GENERATORS):
+        put_back = partial(value.set_state, value.get_state())
+    elif isinstance(value, np.random.Generator):
+        put_back = partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    elif type(value) is random.Random:
+        put_back = partial(value.setstate, value.getstate())
+    return put_back
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes that are not torch's own, nor DeepSpeed's, nor parameters as FSDP1 has them."""
+    has_views = not getattr(module, "_fsdp_use_orig_params", True)
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not (name in _OF_MODULES or name in module._parameters or name.startswith("ds_"))
+        and not (has_views and isinstance(value, Tensor) and value._is_view())
+    }
+
+
+def _put_attributes(module: nn.Module, before: dict[str, Any]) -> None:
+    for name in _attributes(module).keys() - before.keys():
+        del vars(module)[name]
+    vars(module).update(before)
+
+
+def _contents(value: Any) -> list[Any]:
+    """Elements, or keys and values."""
+    return [*value, *getattr(value, "values", tuple)()]
+
+
+def _put_contents(value: Any, before: Any) -> None:
+    if [*map(id, _contents(value))] != [*map(id, _contents(before))]:  # some cannot be changed
+        value.clear()
+        (value.update if isinstance(value, dict | set) else value.extend)(before)
+
+
+def _put_values(tensor: Tensor, before: Tensor) -> None:
+    if not torch.equal(tensor, before):  # a backward pass may need an unchanged one's version
+        tensor.copy_(before)

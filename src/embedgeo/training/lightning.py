@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -211,6 +211,20 @@ class GeometryMonitor(Monitor, Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop()
 
+    def _is_last_due(self, step: int) -> bool:
+        is_due = super()._is_last_due(step)
+        for callback in self._trainer.callbacks if is_due else ():  # type: ignore[attr-defined]
+            if callback is self:
+                break
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                self._warn(
+                    f"the weights of the last step, {step}, are not measured, because "
+                    f"{type(callback).__name__} has put averages in their place. List the monitor "
+                    "before it in callbacks=, which changes nothing else."
+                )
+                return False
+        return is_due
+
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
@@ -244,6 +258,9 @@ class GeometryMonitor(Monitor, Callback):
             call = partial(model, batch)
         else:
             call = partial(pl_module, batch)
+        for module in pl_module.modules():
+            if isinstance(module, LightningModule):  # `kept_state` takes it off again
+                vars(module).update(dict.fromkeys(("log", "log_dict"), _nothing))
         with self._trainer.precision_plugin.forward_context():
             if isinstance(self._trainer.model, sharded):
                 _call_inside(self._trainer.model, pl_module, call)
@@ -261,6 +278,10 @@ class GeometryMonitor(Monitor, Callback):
 
     def _loggers(self) -> Iterable[object]:
         return self._trainer.loggers if self._trainer.is_global_zero else ()
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Log nothing: what is logged in training is of training's passes."""
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:

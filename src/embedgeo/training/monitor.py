@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
+from embedgeo.capture.calls import kept_random_states, kept_state, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.structure import is_compiled
@@ -759,11 +759,7 @@ class Monitor(ABC):
             self._leave_out_last(step)
         if self._window_start is not None:
             self._measure(self._window_start)
-        if (
-            self.measure_last
-            and self._geometry is not None
-            and step not in (self._first_step, self._measured_step)
-        ):
+        if self._is_last_due(step):
             if self.probe is None:
                 self._measure_recent(step)
             else:
@@ -772,10 +768,17 @@ class Monitor(ABC):
             with self._guarded():
                 self._media.write(self._loggers(), self.history, last=True)
 
+    def _is_last_due(self, step: int) -> bool:
+        """Tell whether the last weights are to be measured and are not yet."""
+        return (
+            self.measure_last
+            and self._geometry is not None
+            and step not in (self._first_step, self._measured_step)
+        )
+
     def _leave_out_last(self, step: int) -> None:
         """Drop what is not computed yet, which would be of this rank's rows alone."""
-        is_last_due = self.measure_last and step not in (self._first_step, self._measured_step)
-        if self._geometry is not None and (is_last_due or self._window_start is not None):
+        if self._is_last_due(step) or (self._geometry and self._window_start is not None):
             self._warn(
                 "the process group must be there until the last measurement is complete; it was "
                 "destroyed before, and what was not complete is left out. End training, or call "
@@ -853,8 +856,8 @@ class Monitor(ABC):
             self._measure(step)
 
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
-        """Run the model on batches, and count them; weights, their shards, buffers and modes are
-        what they were afterwards.
+        """Run the model on batches, and count them; weights, their shards, modes and what modules
+        hold are what they were afterwards.
 
         It runs without gradients.
 
@@ -872,12 +875,12 @@ class Monitor(ABC):
         rank = current_rank(self._row_group) if is_shared else 0
         num_batches = 0
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
+            stack.enter_context(kept_state(run.model))
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
             stack.enter_context(kept_sharded(run.model))
             if as_training:
-                stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
             else:
                 run.model.eval()
