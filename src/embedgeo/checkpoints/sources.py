@@ -262,10 +262,9 @@ class Checkpoint:
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
     def config_digest(self) -> str:
-        """`Contents.config_digest`, without reading the weights."""
-        if self.path is None:
-            return (self.contents or self.read_contents()).config_digest
-        return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+        """`Contents.config_digest` of a local checkpoint, without reading the weights."""
+        is_folder = self.path is not None and self.path.is_dir()
+        return hashed_file(self.path / "config.json").digest if is_folder else ""
 
 
 def local_files(path: Path) -> tuple[list[Path], list[Path]]:
