@@ -392,8 +392,8 @@ def finish(sweep: Sweep) -> int:
             )
         if name in plan.replaced:
             lines.append(
-                f"  replaced: {name} was measured before with other weights or config.json; measured "
-                "again"
+                f"  replaced: {name} was measured before with other weights or config.json; "
+                "measured again"
             )
     lines += [
         f"  shared: {listed(names)} have the same {file}, though their other weights differ"
