@@ -56,6 +56,16 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
         read_documents([tmp_path / "missing.txt"])
 
 
+@pytest.mark.parametrize(
+    "name", ["a.json", "a.NDJSON", "a.json.gz", "a.csv", "a.txt.zst", "a.txt", "a"]
+)
+def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path, name):
+    lines = b'\n[{"text": "One."}, {"text": "Two."}]' if name == "a" else b'{"text": "One."}\n' * 2
+    (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    with pytest.raises(ValueError, match=rf"by the name \.jsonl .*{name} is not\. Rename"):
+        read_documents([tmp_path / name])
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path):
     text = "ä→𝄞 and so on"
     for name in ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"):

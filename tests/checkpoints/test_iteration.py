@@ -114,6 +114,24 @@ def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason
         checkpoint.load()
 
 
+class Tied(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(Tiny(), Tiny())
+        self[1].weight = self[0].weight
+
+
+def test_two_values_of_one_parameter_are_refused(tmp_path):
+    saved = Tied().state_dict()
+    write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": saved["1.weight"].clone()})})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path), model_class=Tied)
+    assert torch.equal(checkpoint.load()[1].weight, saved["1.weight"])
+    write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": -saved["1.weight"]})})
+    with pytest.raises(
+        ValueError, match=r"step5\.pt must have one .*; 0\.weight and 1\.weight dif"
+    ):
+        checkpoint.load()
+
+
 def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     with pytest.raises(FileNotFoundError, match="lab/nothing must be a local path"):
         embedgeo.iter_checkpoints("lab/nothing")
@@ -135,8 +153,9 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
         checkpoint.load()
 
 
-def weights_with(more, kind="gpt_neox", cast=None):
+def weights_with(more, kind="gpt_neox", cast=None, without=None):
     weights = load(checkpoint_files(1, kind)["model.safetensors"])
+    weights.pop(without, None)
     if cast:
         weights = {k: v.to(cast) if v.ndim == 2 else v for k, v in weights.items()}
     return {"model.safetensors": save(weights | {name: torch.ones(1) for name in more})}
@@ -166,6 +185,8 @@ def config_with(**changes):
             {"model.safetensors": None, "m.gguf": b""},
             r"must have weights.* m\.gguf: take the model",
         ),
+        ({"model.safetensors": None, "zero_to_fp32.py": b""}, "by this script of DeepSpeed"),
+        (weights_with([], without="embed_out.weight"), r"missing: lm_head\.weight"),
         ({"model.safetensors": None, "__0_0.distcp": b""}, "distcp: save the weights in one file"),
     ],
 )

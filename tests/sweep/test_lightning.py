@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import embedgeo
 from tests.models import linear_block
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import tokenizer_files, write_files
@@ -83,6 +84,19 @@ def test_a_loggers_folder_is_looked_into(tmp_path, asked):
         save(version / "checkpoints" / f"epoch=0-step={step}.ckpt", model, step)
     assert sweep(str(version), **asked, model_class=class_of(model)) == 0
     assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {1, 2}
+
+
+class Loose(Forward):
+    strict_loading = False
+
+
+def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path):
+    weights = Forward().state_dict()
+    weights["old"] = weights.pop("head.bias")
+    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, tmp_path / "a.ckpt")
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
+    with pytest.warns(UserWarning, match="1 weights .* stay as .*head.bias.; 1 .* left out .old"):
+        checkpoint.load()
 
 
 class Hidden(Forward):

@@ -2,6 +2,7 @@
 other processes.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -42,12 +43,12 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
     capsys.readouterr()
     assert sweep(str(run), **options, dry_run=True) == 0
     assert re.search(
-        r"step2 .* measured with other weights: to be measured again", capsys.readouterr().out
+        r"step2 .* measured with other weights or config.json: to be ", capsys.readouterr().out
     )
     assert folder.read("step2").equals(second)
     assert sweep(str(run), **options) == 0
     said = capsys.readouterr().out
-    assert "replaced: step2 was measured before with other weights; measured again" in said
+    assert "replaced: step2 was measured before with other weights or config.json; measu" in said
     again = folder.read("step2")
     assert again["weights_sha256"].iloc[0] != second["weights_sha256"].iloc[0]
     assert not again["value"].equals(second["value"])
@@ -70,6 +71,30 @@ def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options
         capsys.readouterr()
         assert sweep(str(run), **options) == 3
         assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
+
+
+def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
+    tmp_path, options, capsys
+):
+    run = local_run(tmp_path / "run", steps=(1,))
+    sweep(str(run), **options)
+    folder = SweepFolder(options["out"])
+    first = folder.read("step1")
+    config = {**json.loads(checkpoint_files(1)["config.json"]), "hidden_act": "relu"}
+    other = {**checkpoint_files(1), "config.json": json.dumps(config).encode()}
+    write_files(run / "step2", other)
+    assert sweep(str(run), **options) == 0
+    assert not folder.read("step2")["value"].equals(first["value"])
+    write_files(run / "step1", {"config.json": other["config.json"]})
+    write_files(run / "step3", other)
+    capsys.readouterr()
+    assert sweep(str(run), **options) == 0
+    assert "replaced: step1 was" in (said := capsys.readouterr().out)
+    assert done_of(said) == "3 of 3 checkpoints done"
+    values = [folder.read(f"step{step}")["value"] for step in (1, 2, 3)]
+    assert all(each.equals(values[1]) for each in values)
+    assert sweep(str(run), **options) == 0
+    assert "replaced" not in capsys.readouterr().out
 
 
 # ── folders of other versions

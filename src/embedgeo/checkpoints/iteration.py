@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 
 
 class Recorded(NamedTuple):
-    """The weights that a checkpoint had when it was measured."""
+    """The weights and the configuration that a checkpoint had when it was measured."""
 
     sha256: str
     state: str  # see `Checkpoint.weights_state`
+    config: str  # see `Contents.config_digest`
+
+    def is_of(self, checkpoint: Checkpoint) -> bool:
+        """True if a checkpoint has both now; a revision on the Hub keeps what it had."""
+        contents = checkpoint.contents if checkpoint.path else None
+        return self.sha256 == checkpoint.weights_sha256 and (
+            contents is None or contents.config_digest == self.config
+        )
 
 
 def iter_checkpoints(
@@ -185,7 +193,8 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
     try:
         # before the files are read: of what changes meanwhile it is out of date
         state = checkpoint.read_weights_state()
-        if known is not None and is_local and state == known.state:
+        is_same = known is not None and is_local and state == known.state
+        if known is not None and is_same and checkpoint.config_digest() == known.config:
             return replace(checkpoint, weights_sha256=known.sha256, weights_state=state)
         contents = checkpoint.read_contents(with_hashes=known is not None)
     except Exception as error:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,7 +47,6 @@ from embedgeo.checkpoints.files import (
     quantized,
     reading,
     require_whole_index,
-    stored_values,
     weight_files,
     weight_types,
 )
@@ -246,8 +246,9 @@ def load_model(
     offload_folder: Path | None = None,
 ) -> nn.Module:
     """Load a Hugging Face checkpoint in evaluation mode: only weights, and code that comes with it
-    only if trusted. A head that the checkpoint lacks is left out; other weights, neither more nor
-    fewer, are those of the model, in formats whose numbers are the weights.
+    only if trusted. A head that the checkpoint lacks, and its configuration does not name, is left
+    out; other weights, neither more nor fewer, are those of the model, in formats whose numbers
+    are the weights.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
@@ -295,7 +296,8 @@ def load_model(
     )
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
-    lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
+    is_whole = model.base_model is model or type(model).__name__ in (config.architectures or ())
+    lacking = [name for name in missing if is_whole or name.startswith(body)]
     wrong = {
         "missing": lacking,
         "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
@@ -360,24 +362,35 @@ def load_file(
     """
     maker = import_maker(model_class)
     is_lightning = path.suffix == ".ckpt" and hasattr(maker, "load_from_checkpoint")
+    with reading(path.name), harmless_allowed():
+        stored = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     if is_lightning:
-        stored = stored_values(path)
         if not isinstance(stored, dict) or "state_dict" not in stored:
             raise ValueError(
                 f"a .ckpt must be what Lightning saves, with a state_dict; {path.name} has none. "
                 "Save it by trainer.save_checkpoint, a state dict as .pt, or a Hugging Face model "
                 "as a folder by its save_pretrained."
             )
-        with harmless_allowed():
+        weights = stored["state_dict"]
+        with harmless_allowed(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found keys that are")  # said below, in one line
             model: nn.Module = maker.load_from_checkpoint(
                 path, map_location="cpu", weights_only=True
             )
+        keys = model.state_dict().keys()
+        lacking, unknown = sorted(keys - weights.keys()), sorted(weights.keys() - keys)
+        if not model.strict_loading and (lacking or unknown):
+            warnings.warn(
+                f"{path.name} is loaded with strict_loading=False: {len(lacking)} weights of the "
+                f"model are not in it and stay as its class makes them ({listed(lacking)}); "
+                f"{len(unknown)} of its keys are not the model's and are left out "
+                f"({listed(unknown)}).",
+                stacklevel=2,
+            )
     else:
         model = make_model(model_class)
-        with reading(path.name), harmless_allowed():
-            stored = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
         weights = _weights_of(model, stored, path.name)
         if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}):
             raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
@@ -390,7 +403,21 @@ def load_file(
                 f"{listed(different, 4) or reason(error)} "
                 f"{'are in one of them alone' if different else ''}."
             ) from error
+    _require_tied(model, weights, path.name)
     return model.to(dtype or torch.float32).eval()
+
+
+def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
+    """Check that a file has one value for what is one parameter of the model."""
+    first: dict[tuple[int, torch.Size], str] = {}
+    for key, value in model.state_dict().items():
+        if key in weights and isinstance(value, torch.Tensor) and value.numel():
+            other = first.setdefault((value.data_ptr(), value.shape), key)
+            if not torch.equal(weights[key], weights[other]):
+                raise ValueError(
+                    f"{name} must have one value for one parameter; {other} and {key} differ, "
+                    "which the model ties. Give a model_class that does not."
+                )
 
 
 def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:

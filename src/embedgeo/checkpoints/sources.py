@@ -262,10 +262,10 @@ class Checkpoint:
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
     def config_digest(self) -> str:
-        """`Contents.config_digest`, without reading the weights."""
-        if self.path is None:
-            return (self.contents or self.read_contents()).config_digest
-        return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+        """`Contents.config_digest` of a local checkpoint, without reading the weights."""
+        if self.path is None or self.path.is_file():
+            return ""
+        return hashed_file(self.path / "config.json").digest
 
 
 def local_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -273,7 +273,9 @@ def local_files(path: Path) -> tuple[list[Path], list[Path]]:
     if path.is_file():
         return [path], []
     needed = needed_files(
-        StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file()
+        StoredFile(p.name, p.stat().st_size, "")
+        for p in path.iterdir()
+        if p.is_file() or p.name.startswith("pytorch_model_fsdp_")  # named with its remedy
     )
     return [path / file.name for file in needed.weights], [
         path / file.name for file in needed.others

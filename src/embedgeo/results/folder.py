@@ -240,7 +240,8 @@ class SweepFolder:
         done.
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
-        a change of local weights is noticed; ``has_step``, "false" of a final model;
+        a change of local weights is noticed; ``config``, the digest of ``config.json``;
+        ``has_step``, "false" of a final model;
         ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """

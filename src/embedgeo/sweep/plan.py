@@ -4,8 +4,6 @@ import json
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
 from embedgeo.checkpoints.iteration import Recorded, find_checkpoints
 from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint
 from embedgeo.results.folder import SweepFolder
@@ -17,24 +15,18 @@ class SweepPlan(NamedTuple):
 
     checkpoints: Sequence[Checkpoint]
     pending: Sequence[Checkpoint]
-    replaced: Collection[str]  # names of those measured with other weights than are there now
+    # names of those measured with other weights, or another configuration, than are there now
+    replaced: Collection[str]
 
-    def is_done(self, checkpoint: Checkpoint, records: pd.DataFrame | None) -> bool:
-        """True if a checkpoint has records, of the weights that it has now."""
-        return records is not None and (
-            checkpoint.name not in self.replaced
-            or records["weights_sha256"].iloc[0] == checkpoint.weights_sha256
-        )
+    def is_current(self, checkpoint: Checkpoint, folder: SweepFolder) -> bool:
+        """True if the records of a checkpoint are of what it has now."""
+        name = checkpoint.name
+        return name not in self.replaced or _recorded(folder, name).is_of(checkpoint)
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
     """The plan of a sweep into a folder; what is done there is not read again."""
-    known = {
-        name: Recorded(
-            str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", "")
-        )
-        for name in folder.done()
-    }
+    known = {name: _recorded(folder, name) for name in folder.done()}
     plan = find_checkpoints(
         settings.models,
         settings.revisions,
@@ -50,12 +42,16 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
             f"{settings.workers} for {num_originals}."
         )
     replaced = {
-        each.name
-        for each in plan
-        if each.name in known and known[each.name].sha256 != each.weights_sha256
+        each.name for each in plan if each.name in known and not known[each.name].is_of(each)
     }
     pending = [each for each in plan if each.name not in known or each.name in replaced]
     return SweepPlan(plan, pending, replaced)
+
+
+def _recorded(folder: SweepFolder, name: str) -> Recorded:
+    sha256 = str(folder.read(name)["weights_sha256"].iloc[0])  # which checks the file
+    facts = folder.facts(name)
+    return Recorded(sha256, facts.get("files", ""), facts.get("config", ""))
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, str]:
@@ -63,6 +59,7 @@ def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, str]:
     digests = {} if checkpoint.contents is None else checkpoint.contents.digests
     return {
         "files": checkpoint.weights_state,
+        "config": checkpoint.contents.config_digest if checkpoint.contents else "",
         "has_step": "" if checkpoint.has_step else "false",
         # of one file weights_sha256 says it
         "weight_files": json.dumps(digests) if len(digests) > 1 else "",
@@ -79,7 +76,7 @@ def plan_table(plan: SweepPlan, done: Collection[str] = ()) -> str:
         owner = checkpoint.duplicate_of
         note = f"duplicate of {owner}" if owner else checkpoint.error
         if checkpoint.name in plan.replaced:
-            note = "measured with other weights: to be measured again"
+            note = "measured with other weights or config.json: to be measured again"
             to_read += size
         elif checkpoint.name in done:
             note = "done"

@@ -77,7 +77,9 @@ def _prepared(
     """The plan, and the text of each model."""
     plan = plan_sweep(settings, folder)
     texts: dict[str, ProbeText] = {}
-    if plan.pending or not folder.manifest():
+    # the tokenizer of local ones may be another now
+    may_differ = settings.tokens is None and any(each.path for each in plan.checkpoints)
+    if plan.pending or may_differ or not folder.manifest():
         texts, lines = prepare_texts(documents, plan.checkpoints, settings)
         for model, text in texts.items():
             if less := shortfall(settings, text):
@@ -228,9 +230,7 @@ class Sweep:
                     f"another sweep is at work in {self.folder.path}: what it has begun is left to "
                     f"it"
                 )
-            elif name in self.folder.done() and self.plan.is_done(
-                checkpoint, self.folder.read(name)
-            ):
+            elif name in self.folder.done() and self.plan.is_current(checkpoint, self.folder):
                 # another process has done it since this one has made its plan
                 self.left.remove(checkpoint)
                 self._locks.release(checkpoint.original)
@@ -258,7 +258,8 @@ class Sweep:
             is_same = records["weights_sha256"].iloc[0] == checkpoint.weights_sha256
             # one tokenizer
             is_same &= self.texts.get(first.model) is self.texts.get(checkpoint.model)
-            if is_same and first.config_digest() == checkpoint.contents.config_digest:
+            facts = self.folder.facts(original)
+            if is_same and facts.get("config", "") == checkpoint.contents.config_digest:
                 tables = self.folder.read_tables(original, self.settings.tables)
                 kept = to_records(records[records["metric"] != "tokens_seen"])
                 sample = (
@@ -266,7 +267,7 @@ class Sweep:
                     if self.settings.save_samples
                     else None
                 )
-                return Measured(kept, tables, self.folder.facts(original), sample)
+                return Measured(kept, tables, facts, sample)
         return None
 
     def end(self, checkpoint: Checkpoint, result: Measured | str, started: float) -> None:
@@ -373,7 +374,9 @@ def finish(sweep: Sweep) -> int:
     folder = sweep.folder
     plan = sweep.plan
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
-    done = [each for each in plan.checkpoints if plan.is_done(each, records.get(each.name))]
+    done = [
+        each for each in plan.checkpoints if each.name in records and plan.is_current(each, folder)
+    ]
     left = [each.name for each in plan.checkpoints if each not in done]
     lines = [f"{len(done)} of {len(plan.checkpoints)} checkpoints done"]
     for checkpoint in done:
@@ -389,7 +392,8 @@ def finish(sweep: Sweep) -> int:
             )
         if name in plan.replaced:
             lines.append(
-                f"  replaced: {name} was measured before with other weights; measured again"
+                f"  replaced: {name} was measured before with other weights or config.json; "
+                "measured again"
             )
     lines += [
         f"  shared: {listed(names)} have the same {file}, though their other weights differ"

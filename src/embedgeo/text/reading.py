@@ -26,6 +26,8 @@ _MOST_LETTERS = 2**24  # of a document; of those that a digest is of
 # what is cut into sentences at once, in quadratic time
 _PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")
 
+_NO_TEXT = re.compile(r"\.(json|ndjson|csv|tsv|parquet|tar|zip|zst|xz|bz2)(\.gz)?$", re.IGNORECASE)
+
 Unit = Literal["sequence", "line", "sentence", "document"]
 """Input of a model: a sequence cut from all documents in a row, or one text by itself."""
 
@@ -50,8 +52,16 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
 
 def _read(path: Path) -> Iterator[str]:
     is_lines = path.name.lower().removesuffix(".gz").endswith(".jsonl")
+    refused = (
+        f"text must be plain, or JSON lines by the name .jsonl (.jsonl.gz); {path} is not. Rename "
+        "it if it has JSON lines, or unpack or convert it."
+    )
+    if _NO_TEXT.search(path.name):
+        raise ValueError(refused)
     for number, piece in enumerate(_pieces(path, is_lines=is_lines), 1):
         document = piece
+        if number == 1 and not is_lines and _is_json(piece):
+            raise ValueError(refused)
         if is_lines:
             if not piece.strip():
                 continue
@@ -64,6 +74,16 @@ def _read(path: Path) -> Iterator[str]:
                     f"{_MOST_LETTERS} letters; {path}:{number} is not."
                 ) from error
         yield document
+
+
+def _is_json(document: str) -> bool:
+    """Tell a document that begins with an object of JSON that has a text, or a list of them."""
+    begun = document.lstrip("[ \t\r\n")
+    try:
+        values = json.JSONDecoder().raw_decode(begun)[0].values() if begun[:1] == "{" else ()
+        return any(isinstance(value, str) for value in values)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
