@@ -145,13 +145,15 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
 
     assert run(1, max_steps=6) == [0, 1, 2, 3, 4, 5]
     assert run(max_steps=7, ckpt_path=tmp_path / "saved" / "epoch=0-step=3.ckpt") == [4, 6]
-    assert written(tmp_path) == {"history.parquet": [0, 1, 2, 3, 4, 6]}
+    assert written(tmp_path) == {
+        "history.parquet": [0, 1, 2, 3, 4, 6],
+        "history.1.parquet": [0, 1, 2, 3, 4, 5],  # some of them beyond the checkpoint
+    }
     assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
-    assert "is kept" not in caplog.text
     first = read(tmp_path)
     assert run(max_steps=3) == [0, 2]
-    pd.testing.assert_frame_equal(read(tmp_path, "history.1.parquet"), first, check_exact=True)
-    kept = tmp_path / "history.1.parquet"
+    kept = tmp_path / "history.2.parquet"
+    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
     told = f"GeometryMonitor: the history of an earlier run is kept in {kept}."
     assert caplog.messages.count(told) == 1
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2]  # of the last run
@@ -254,14 +256,14 @@ def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
-    one, two = (HistoryFile(tmp_path, is_new=True) for _ in range(2))
+    one, two = (HistoryFile(tmp_path, run=run) for run in ("1", "2"))
 
     def goes_on(file, step):
         file.add(layer_records(step))
         file.close()
 
     one.add(layer_records(0))
-    assert two.add(layer_records(1)) == tmp_path / "history.1.parquet"
+    assert str(tmp_path / "history.1.parquet") in two.add(layer_records(1))
     with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
         goes_on(one, 2)
     goes_on(two, 3)
