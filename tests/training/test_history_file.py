@@ -9,16 +9,19 @@ import shlex
 import pandas as pd
 import pytest
 import torch
+import transformers as hf
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 
-from embedgeo import GeometryMonitor, StepMonitor, load_results
+from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile
 from tests.records import layer_records
+from tests.training.hf_runs import hf_trainer
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
     RESUMED,
@@ -145,13 +148,15 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
 
     assert run(1, max_steps=6) == [0, 1, 2, 3, 4, 5]
     assert run(max_steps=7, ckpt_path=tmp_path / "saved" / "epoch=0-step=3.ckpt") == [4, 6]
-    assert written(tmp_path) == {"history.parquet": [0, 1, 2, 3, 4, 6]}
+    assert written(tmp_path) == {
+        "history.parquet": [0, 1, 2, 3, 4, 6],
+        "history.1.parquet": [0, 1, 2, 3, 4, 5],  # some of them beyond the checkpoint
+    }
     assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
-    assert "is kept" not in caplog.text
     first = read(tmp_path)
     assert run(max_steps=3) == [0, 2]
-    pd.testing.assert_frame_equal(read(tmp_path, "history.1.parquet"), first, check_exact=True)
-    kept = tmp_path / "history.1.parquet"
+    kept = tmp_path / "history.2.parquet"
+    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
     told = f"GeometryMonitor: the history of an earlier run is kept in {kept}."
     assert caplog.messages.count(told) == 1
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2]  # of the last run
@@ -176,6 +181,67 @@ def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_
         "history.1.parquet": [0, 2, 4, 6, 8],
         "history.2.parquet": [2],
     }
+
+
+def test_a_resumed_run_drops_nothing_that_was_measured(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+    model = small_model()
+    resumed = {"model": model, "state": looped(tmp_path, range(5), model=model)}
+    looped(tmp_path, range(5, 9), **resumed)
+    for _ in range(2):  # the second time all is the same
+        looped(tmp_path, range(5, 7), **resumed)
+    looped(tmp_path, range(3))  # another run
+    looped(tmp_path, range(5, 7), **resumed)
+    looped(tmp_path, range(5, 7), **resumed, ignore_token_ids=[0])
+    assert written(tmp_path) == {
+        "history.1.parquet": [0, 2, 4, 6, 8],
+        "history.2.parquet": [0, 2, 4, 6],
+        "history.3.parquet": [0, 2],
+        "history.4.parquet": [6],
+        "history.parquet": [6],
+    }
+    assert "an earlier run, with another ignore_token_ids, is kept" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["lightning", "hugging face", "loop"])
+def test_what_a_checkpoint_counts_as_measured_is_in_the_file(way, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_PAUSE", 1e9)  # it is written once, unless it has to be
+    options, seen = {"folder": tmp_path / "own", "every_n_steps": 1, **OPTIONS}, []
+
+    def see(*args, **kwargs):
+        seen.extend(written(options["folder"])["history.parquet"])
+
+    if way == "lightning":
+        sees, saving = Callback(), ModelCheckpoint(tmp_path, every_n_train_steps=3)
+        sees.on_save_checkpoint = see
+        callbacks = GeometryMonitor(**options), sees, saving
+        fit(tmp_path, *callbacks, enable_checkpointing=True, max_steps=4)
+    elif way == "hugging face":
+        sees, saving = hf.TrainerCallback(), {"save_strategy": "steps", "save_steps": 3}
+        sees.on_save = see
+        hf_trainer(tmp_path, GeometryCallback(**options), sees, max_steps=4, **saving).train()
+    else:
+        model = small_model()
+        monitor = StepMonitor(model, layers="1", **options)
+        go_on(monitor, range(3), lambda: model(torch.arange(3)))
+        monitor.state_dict()
+        see()
+    assert seen[:2] == [0, 1]
+
+
+def test_what_a_broken_off_run_holds_is_written_before_another_one_opens_its_file(
+    tmp_path, monkeypatch
+):
+    """Also if it was told a relative folder, and the process works elsewhere now."""
+    monkeypatch.setattr(parquet, "_PAUSE", 1e9)
+    monkeypatch.chdir(tmp_path)
+    model = small_model()
+    broken_off = StepMonitor(model, 1, layers="1", folder="own", **OPTIONS)
+    go_on(broken_off, range(4), lambda: model(torch.arange(3)))
+    assert written(tmp_path / "own") == {"history.parquet": [0]}
+    monkeypatch.chdir("/")
+    looped(tmp_path / "own", range(1), 1)
+    assert written(tmp_path / "own")["history.1.parquet"] == [0, 1, 2]
 
 
 def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_does_not(tmp_path):
@@ -254,14 +320,14 @@ def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
-    one, two = (HistoryFile(tmp_path, is_new=True) for _ in range(2))
+    one, two = (HistoryFile(tmp_path, run=run) for run in ("1", "2"))
 
     def goes_on(file, step):
         file.add(layer_records(step))
         file.close()
 
     one.add(layer_records(0))
-    assert two.add(layer_records(1)) == tmp_path / "history.1.parquet"
+    assert str(tmp_path / "history.1.parquet") in two.add(layer_records(1))
     with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
         goes_on(one, 2)
     goes_on(two, 3)

@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedgeo.formatting import listed
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import replacing
@@ -86,6 +88,9 @@ _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
 _WRITER = "writer"
+_RUN = "run"
+_WITHOUT_EFFECT = {"model", "embedgeo", "torch"}  # of an origin: they change no value
+_open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
 # columns that a table may lack when it is written
 _UNKNOWN = {"num_tokens": nan, "token": None}
 
@@ -206,15 +211,17 @@ class HistoryFile:
     prefix is another.
 
     Records of earlier steps than the first one that is added stay in it, up to the step at which
-    the run ``start``s, so that a resumed run goes on with it and leaves out those of the run that
-    was given up. Where there are none, or the run ``is_new``, the file is another run's, which is
-    kept beside it as ``history.1.parquet`` (the next free number). A file that is no history is
-    kept beside it, too, with a warning; if another monitor has written in its place since, this
-    one goes on in the next free file, with a warning.
+    the run ``start``s, so that a resumed run goes on with it. Records of ``start`` itself are
+    replaced where nothing comes after them. Nothing else is dropped: if the file has other records
+    of later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So it is if
+    it is of another ``run`` (an id; "": the file's), or if what its values depend on differs:
+    nothing of it stays then. What is no history is kept beside it, too, with a warning. If another
+    monitor has written in its place since, this one goes on in the next free file, with a warning.
 
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
-    the interpreter's exit. Records are held until they are written. ``origin`` says what the values
-    depend on, in texts by name, which are in the file's metadata, with the date.
+    the next file of this process at its path, or the interpreter's exit. Records are held until
+    they are written. ``origin`` says what the values depend on, in texts by name, which are in the
+    file's metadata, with the date.
     """
 
     def __init__(
@@ -223,39 +230,41 @@ class HistoryFile:
         prefix: str = "geometry",
         origin: Mapping[str, str] = MappingProxyType({}),
         *,
-        is_new: bool = False,
         start: float = math.inf,
+        run: str = "",
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
-        self.path = folder / f"history{suffix}.parquet"
+        # wherever the process works later
+        self.path = folder.absolute() / f"history{suffix}.parquet"
         self._own = uuid4().hex
+        self.run = run
+        self._origin = origin
         self._metadata = {
             _ORIGIN: json.dumps({"date": today(), **origin}),
             _PREFIX: prefix,
             _WRITER: self._own,
         }
-        self._is_new = is_new
         self._start = start
-        self._is_other_runs = False  # the file at the path
+        self._kept = ""  # what the file at the path is, if it is to be kept
         self._earlier: pa.Table | None = None  # records of the file; None until it has been read
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
         atexit.register(self.write)
 
-    def add(self, records: Sequence[Record]) -> Path | None:
+    def add(self, records: Sequence[Record]) -> str:
         """Add the records of one measurement, if there are any; see `write`."""
         if not records:
-            return None
+            return ""
         self._tables.append(pa.Table.from_pylist(records, HISTORY))
-        return self.write() if monotonic() >= self._paused_until else None
+        return self.write() if monotonic() >= self._paused_until else ""
 
-    def write(self) -> Path | None:
-        """Write what has been added since the last time; where another run's file is now, if that
-        was in its place.
+    def write(self) -> str:
+        """Write what has been added since the last time; a sentence on where an earlier file is
+        now, if that was in its place and is kept.
         """
         if self._num_written == len(self._tables):
-            return None
+            return ""
         started = monotonic()
         if self._earlier is None:
             self._earlier = self._read_earlier()
@@ -266,38 +275,54 @@ class HistoryFile:
                 f"goes on in {self.path}. Give each monitor a prefix or a folder of its own.",
                 stacklevel=2,
             )
-        kept = None
+        said = ""
         with replacing(self.path) as temporary:
             table = pa.concat_tables([self._earlier, *self._tables])
             pq.write_table(_with_terms(table.replace_schema_metadata(self._metadata)), temporary)
-            if self._is_other_runs and self.path.exists():
-                kept = self.path.rename(self._free())
-            self._is_other_runs = False
+            if self._kept and self.path.exists():
+                said = f"{self._kept} is kept in {self.path.rename(self._free())}."
+            self._kept = ""
         self._num_written = len(self._tables)
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)
-        return kept
+        return said
 
-    def close(self) -> Path | None:
+    def close(self) -> str:
         """Write the rest; nothing may be added afterwards; see `write`."""
         atexit.unregister(self.write)
         return self.write()
 
     def _read_earlier(self) -> pa.Table:
         """The records of the file that stay in it; what is no history is moved aside."""
+        if (other := _open.get(self.path, self)) is not self:
+            other.write()
+        _open[self.path] = self
+        metadata = dict[str, str]()
         written = HISTORY.empty_table().to_pandas()
         if self.path.exists():
             aside = self._free("unreadable")
             try:
                 written = _read_as(self.path, HISTORY, f"It is kept as {aside}.")
+                metadata = read_metadata(self.path)
             except ValueError as error:
                 self.path.rename(aside)
                 warnings.warn(str(error), stacklevel=3)
-        first = self._tables[0]["step"][0].as_py()
-        is_earlier = (written["step"] < first) & (written["step"] <= self._start)
-        earlier = written[:0] if self._is_new else written[is_earlier]
-        self._is_other_runs = earlier.empty and not written.empty
-        return pa.Table.from_pandas(earlier, HISTORY, preserve_index=False)
+        run, origin = metadata.get(_RUN, ""), json.loads(metadata.get(_ORIGIN, "{}"))
+        differing = [
+            name
+            for name, own in self._origin.items()
+            if name not in _WITHOUT_EFFECT and origin.get(name, own) != own
+        ]
+        goes_on = self.run in ("", run) and not differing
+        self.run = self._metadata[_RUN] = self.run or run or self._own
+        added = pa.concat_tables(self._tables).to_pandas()
+        is_earlier = (written["step"] < added["step"][0]) & (written["step"] <= self._start)
+        later = written[~is_earlier & (written["step"] != self._start)]
+        is_again = pd.concat([added, later]).duplicated()[len(added) :]
+        if not (goes_on and is_again.all()):
+            what = f", with another {listed(differing)}," if differing else ""
+            self._kept = f"the history of an earlier run{what}"
+        return pa.Table.from_pandas(written[is_earlier & goes_on], HISTORY, preserve_index=False)
 
     def _is_others(self) -> bool:
         """Tell whether another writer's file is in the place of this one."""

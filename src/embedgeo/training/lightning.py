@@ -134,6 +134,7 @@ class GeometryMonitor(Monitor, Callback):
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
+        self._write_rest()
         state = self._state()
         return {**state, "last_values": self._last_values} if state else {}
 

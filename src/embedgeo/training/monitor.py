@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from uuid import uuid4
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -398,7 +399,7 @@ class Monitor(ABC):
         self._failed = False
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
-        self._is_new = False  # not resumed, and without a record yet
+        self._history_run = ""  # its id in the history file; of one that goes on, the file's
         # by identity, why; taken out when ranks meet next
         self._broken = dict[int, str]()
         for listener in self.listeners:
@@ -413,7 +414,7 @@ class Monitor(ABC):
         state: dict[str, Any] = {
             "last_step": self._last_step,
             "window_start": self._window_start,
-            "is_new": self._is_new,
+            "history_run": self._history_run,
         }
         if self._has_tables is not None:
             state["has_tables"] = self._has_tables
@@ -426,7 +427,7 @@ class Monitor(ABC):
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
-        self._is_new = state.get("is_new", False)
+        self._history_run = state.get("history_run", "")
         self._has_tables = state.get("has_tables")
         states = {**state.get("listeners", {})}
         for listener in self.listeners:
@@ -486,7 +487,8 @@ class Monitor(ABC):
                     "first."
                 )
         if self._last_step is None:
-            self._is_new = step <= run.first_step
+            if run.writes_files and step <= run.first_step:
+                self._history_run = uuid4().hex
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
@@ -505,7 +507,7 @@ class Monitor(ABC):
                 from embedgeo.results.parquet import HistoryFile
 
                 self._file = HistoryFile(
-                    Path(folder), prefix, self._geometry.origin(), is_new=self._is_new, start=step
+                    Path(folder), prefix, self._geometry.origin(), start=step, run=self._history_run
                 )
 
     def _open(self, batch: Any) -> bool:
@@ -796,7 +798,6 @@ class Monitor(ABC):
                 stack.callback(self._guard, undo)
         self._run = None
         self._geometry = None
-        self._file = None
         self._last_batches = LastBatches(self.schedule.window)
 
     def _close_file(self) -> None:
@@ -947,9 +948,9 @@ class Monitor(ABC):
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
-        self._is_new = False
         if self._file is not None:
             self._write(partial(self._file.add, measured))
+            self._history_run = self._file.run
         self._log(step, logged)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
@@ -1016,13 +1017,18 @@ class Monitor(ABC):
         """The scalars by tag that loggers get."""
         return tagged_scalars(records, self.prefix, self.scalars)
 
-    def _write(self, write: Callable[[], Path | None]) -> None:
+    def _write_rest(self) -> None:
+        """Write what the history file does not have yet; nothing that fails reaches the caller."""
+        if self._file is not None:
+            self._guard(self._write, self._file.write)
+
+    def _write(self, write: Callable[[], str]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried
         again.
         """
         try:
-            if kept := write():
-                self._say(f"the history of an earlier run is kept in {kept}.")
+            if said := write():
+                self._say(said)
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise

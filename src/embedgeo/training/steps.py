@@ -219,6 +219,7 @@ class StepMonitor(Monitor):
                     "the steps just taken "
                     "together; called on some, a run that goes on from this state will not have it."
                 )
+        self._write_rest()
         return self._state()
 
     def _have_all_come(self, occasion: str, seconds: float = 10.0) -> bool:
@@ -258,6 +259,7 @@ class StepMonitor(Monitor):
             self._not_measured.has_failed = not self._has_stepped
             if self._geometry is not None:
                 self._geometry.reset()  # of what failed, some layers would have rows and others not
+            self._write_rest()
             raise
         finally:
             self._is_inside = False

@@ -101,6 +101,9 @@ class GeometryCallback(Monitor, TrainerCallback):
         saved: Any = state.stateful_callbacks
         saved[self._state_name] = kept
 
+    def on_save(self, *_: Any, **kwargs: Any) -> None:
+        self._write_rest()
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
