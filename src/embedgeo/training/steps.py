@@ -256,8 +256,8 @@ class StepMonitor(Monitor):
                 yield
         except BaseException:
             self._not_measured.has_failed = not self._has_stepped
-            if self._geometry is not None:
-                self._geometry.reset()  # of what failed, some layers would have rows and others not
+            self._reset_rows()  # of what failed, some layers would have rows and others not
+            self._has_lost_rows = self._meetings is not None and self._window_start is not None
             raise
         finally:
             self._is_inside = False
