@@ -188,6 +188,7 @@ class StepMonitor(Monitor):
                 has_failed = self._have_all_come(occasion)
             if has_failed:
                 self._window_start = None  # nothing of it is left
+                self._has_lost_rows = False
             self._finish(self._now + (not has_failed) if step is None else index(step))
         self._stop()
 
