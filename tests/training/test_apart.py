@@ -4,16 +4,21 @@ on.
 
 import re
 import warnings
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
-from torch.distributed.fsdp import fully_shard
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import StepMonitor
+from embedgeo import IntrinsicDimension, StepMonitor
+from embedgeo.capture.structure import measured_model
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import of_monitors
+from tests.training.runs import UserError, of_monitors
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +31,22 @@ def fails(model, batch):
         model(batch)
 
 
-def sharded_losses(rank, monitored, **options):
-    """Losses of a run, and after it, with weights edited between steps and at the end."""
-    torch.manual_seed(0)
-    model = NanoGPT()
+def sharded_by_wrappers(model, strategy=ShardingStrategy.FULL_SHARD, group=None):
+    policy = ModuleWrapPolicy({type(model.transformer.h[0])})
+    on = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy=policy, **on)
+
+
+def sharded_in_place(model):
     for block in model.transformer.h:
         fully_shard(block)
-    fully_shard(model)
+    return fully_shard(model)
+
+
+def sharded_losses(rank, shard, monitored, **options):
+    """Losses of a run, and after it, with weights edited before forward passes and at the end."""
+    torch.manual_seed(0)
+    model = shard(NanoGPT())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = StepMonitor(model, 2, **options) if monitored else None
     ids = token_batch(2, seed=rank)["input_ids"]
@@ -45,12 +59,12 @@ def sharded_losses(rank, monitored, **options):
 
     for step in range(4):
         with monitor.step(step, ids) if monitor else torch.enable_grad():
+            edit()
             loss = model(ids).square().mean()
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        edit()
     if monitor:
         monitor.close()
     edit()
@@ -62,19 +76,44 @@ def sharded_losses(rank, monitored, **options):
 def all_sharded_losses(rank):
     probe = [token_batch(2, seed=9)["input_ids"]]
     inside = {"probe": probe, "probe_forward": fails}
-    return {
-        "plain": sharded_losses(rank, monitored=False),
-        "last weights": sharded_losses(rank, monitored=True),
-        "probe": sharded_losses(rank, monitored=True, probe=probe),
-        "probe that fails": sharded_losses(rank, monitored=True, **inside),
-    }
+    forms = (
+        sharded_in_place,
+        sharded_by_wrappers,
+        partial(sharded_by_wrappers, strategy=ShardingStrategy.SHARD_GRAD_OP),
+    )
+    return [
+        {
+            "plain": sharded_losses(rank, shard, monitored=False),
+            "last weights": sharded_losses(rank, shard, monitored=True),
+            "probe": sharded_losses(rank, shard, monitored=True, probe=probe),
+            "probe that fails": sharded_losses(rank, shard, monitored=True, **inside),
+        }
+        for shard in forms
+    ]
 
 
 def test_sharded_parameters_are_sharded_again_after_each_forward_of_the_monitor(tmp_path):
     for rank in on_two_ranks(all_sharded_losses, tmp_path):
-        plain = rank.pop("plain")
-        for how, losses in rank.items():
-            assert losses == plain, how
+        for form in rank:
+            plain = form.pop("plain")
+            for how, losses in form.items():
+                assert losses == plain, how
+
+
+def refusals_of_parts(rank):
+    mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
+    with pytest.raises(ValueError, match=r"device_mesh= or process_group= must .* 1 of 2"):
+        StepMonitor(sharded_by_wrappers(NanoGPT(), group=mesh["dp"].get_group()))
+    with pytest.raises(ValueError, match=r"device_mesh= or process_group= must .* 1 of 2"):
+        StepMonitor(fully_shard(NanoGPT(), mesh=mesh["dp"]))
+
+
+def test_sharding_over_some_ranks_needs_to_be_told_which_have_other_rows(tmp_path):
+    on_two_ranks(refusals_of_parts, tmp_path)
+
+
+def seeded(seed):
+    return lambda dim: [IntrinsicDimension(dim, seed=seed)]
 
 
 PROBE = [token_batch(2, seed=9)["input_ids"]]
@@ -90,6 +129,10 @@ APART = {
     "window": ({"window": 2}, [], "window= differs"),
     "probe": ({"probe": PROBE}, [], "probe= differs"),
     "listeners": ({"listeners": [print]}, [], "listeners= differs"),
+    "ignore_token_ids": ({"ignore_token_ids": [1]}, [], "ignore_token_ids= differs"),
+    "mask": ({"mask": lambda batch: batch}, [], "mask= differs"),
+    "metrics": ({"metrics": seeded(1)}, [], "metrics must be the same on every rank"),
+    "exception": ({}, [0, 2, 6], "step 4 is not measured"),
     "skipped step": ({}, [0, 2, 6], "at step 4 some have not come"),
     "closed early": ({}, [0, 2], "some have not come"),
 }
@@ -99,7 +142,13 @@ def trained_apart(rank, how):
     """How many steps a rank has trained, those measured, and what it was told."""
     torch.manual_seed(0)
     model = DistributedDataParallel(NanoGPT())
-    options = {"every_n_steps": 2, "measure_last": False} | (APART[how][0] if rank else {})
+    options = {
+        "every_n_steps": 2,
+        "measure_last": False,
+        "layers": ["blocks", lambda model: {"first": measured_model(model).transformer.h[0]}],
+        "mask": lambda batch: None,
+        "metrics": seeded(0),
+    } | (APART[how][0] if rank else {})
     num_steps = 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -111,8 +160,10 @@ def trained_apart(rank, how):
                 monitor.close()
                 monitor = None
             skips = monitor is None or (rank and how == "skipped step" and step == 4)
-            with torch.enable_grad() if skips else monitor.step(step):
+            with suppress(UserError), torch.enable_grad() if skips else monitor.step(step):
                 model(token_batch(2, seed=step)["input_ids"]).square().mean().backward()
+                if rank and how == "exception" and step == 4:
+                    raise UserError
             num_steps += 1
         if monitor:
             monitor.close()

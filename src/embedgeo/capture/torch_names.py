@@ -6,6 +6,7 @@ in `in_graphs` alone, for a monitor with ``compiled="stable"``, which is refused
 is gone.
 """
 
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Names by which torch.compile, FSDP and checkpoint wrappers hold a module; another one would show
@@ -110,6 +112,46 @@ def meta_values() -> AbstractContextManager[Any]:
 
     make: Callable[[], AbstractContextManager[Any]] = MetaValues
     return make()
+
+
+def fsdp1_sizes(model: nn.Module) -> list[int]:
+    """Over how many ranks each ``FullyShardedDataParallel`` shards and replicates; a torch with
+    another name for those that replicate hides them.
+    """
+    groups: list[list[Any]] = [
+        [module.process_group, getattr(module, "_inter_node_pg", None)]
+        for module in model.modules()
+        if isinstance(module, FullyShardedDataParallel)
+    ]
+    return [math.prod(each.size() for each in pair if each is not None) for pair in groups]
+
+
+def shard_again(model: nn.Module) -> Callable[[], None]:
+    """A function that shards each ``FullyShardedDataParallel`` again that is sharded now, also
+    after a forward pass that has raised.
+
+    A torch that lacks one of the names raises ImportError or AttributeError.
+    """
+    modules: list[Any] = [
+        module
+        for module in model.modules()
+        if isinstance(module, FullyShardedDataParallel)
+        and (handle := module._handle) is not None
+        and handle.uses_sharded_strategy
+        and (module._is_root is None or handle.needs_unshard())
+    ]
+    states = [(module.training_state, module._handle._training_state) for module in modules]
+    if not modules:
+        return lambda: None
+    from torch.distributed.fsdp._runtime_utils import _reshard
+
+    def undo() -> None:
+        for module, (state, of_handle) in zip(modules, states, strict=True):
+            module.training_state, module._handle._training_state = state, of_handle
+            if not module._handle.needs_unshard():
+                _reshard(module, module._handle, True)
+
+    return undo
 
 
 class StageRun(NamedTuple):

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from embedgeo.capture.structure import (
     module_names,
     unwrapped,
 )
-from embedgeo.capture.torch_names import running_stage
+from embedgeo.capture.torch_names import fsdp1_sizes, running_stage, shard_again
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,
@@ -34,6 +33,7 @@ from embedgeo.functional.distributed import (
     current_rank,
     num_ranks,
     own_group,
+    text_number,
     together,
 )
 from embedgeo.geometry import Geometry
@@ -90,12 +90,16 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """The mesh of a model in tensor parallel, which its parameters tell; None of another one."""
     parameters = [each for each in model.parameters() if isinstance(each, DTensor)]
     mesh = max((each.device_mesh for each in parameters), key=lambda each: each.ndim, default=None)
-    if mesh is None:
-        return None
-    names = mesh.mesh_dim_names or ()
-    if any(isinstance(module, FSDPModule) for module in model.modules()) and not any(
-        map(_REPEATED.fullmatch, names)
-    ):
+    names = (mesh and mesh.mesh_dim_names) or ()
+    is_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+    if mesh is None or (is_sharded and not any(map(_REPEATED.fullmatch, names))):
+        sizes = [*fsdp1_sizes(model), *(each.device_mesh.size() for each in parameters)]
+        if max(sizes, default=num_ranks()) < num_ranks():
+            raise ValueError(
+                f"device_mesh= or process_group= must be given where FSDP shards over some ranks; "
+                f"it does over {max(sizes)} of {num_ranks()}, and others may have the same rows. "
+                "Give the whole mesh, or the ranks that have different rows."
+            )
         return None
     if not names:
         raise ValueError(
@@ -125,7 +129,7 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
     modules = module_names(geometry.model).items()
     names = [name for name, module in modules if module not in inside]
     text = " ".join([*names, *(layer.name for layer in geometry.layers)])
-    number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest())
+    number = text_number(text)
     largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(
@@ -143,9 +147,11 @@ def kept_sharded(model: nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     before = [_own_parameters(module) for module in modules]
+    undo = shard_again(model)
     try:
         yield
     finally:
+        undo()
         for module, parameters in zip(modules, before, strict=True):
             if not _has(module, parameters):
                 module.reshard()

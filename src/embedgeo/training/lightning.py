@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
+from embedgeo.training.distributed import kept_sharded
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
 
@@ -262,9 +263,10 @@ class GeometryMonitor(Monitor, Callback):
         for module in pl_module.modules():
             if isinstance(module, LightningModule):  # `kept_state` takes it off again
                 vars(module).update(dict.fromkeys(("log", "log_dict"), _nothing))
-        with self._trainer.precision_plugin.forward_context():
-            if isinstance(self._trainer.model, sharded):
-                _call_inside(self._trainer.model, pl_module, call)
+        outer: Any = self._trainer.model
+        with kept_sharded(outer), self._trainer.precision_plugin.forward_context():
+            if isinstance(outer, sharded):
+                _call_inside(outer, pl_module, call)
             else:
                 call()
 

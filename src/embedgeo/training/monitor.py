@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from uuid import uuid4
 
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 Compiled = Literal["eager", "stable"]
 
 _FAILED = "it has failed"
+_LOST = "its rows were dropped"
+_OF_ONE_RANK = {"self", "on_error", "folder", "pictures", "scalars"}  # options that may differ
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -224,6 +227,7 @@ class Monitor(ABC):
         listeners: Sequence[Any] = (),
         skip_massive: bool | float = False,
     ) -> None:
+        given = {**locals()}
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
         _require_compiled(compiled)
@@ -268,37 +272,18 @@ class Monitor(ABC):
                 )
         self._listener_names = _occurrences(self.listeners)
         self.history: list[Record] = []
-        given = None if metrics == "auto" else metrics
-        self.chooses_metrics = given is None
+        make = None if metrics == "auto" else metrics
+        self.chooses_metrics = make is None
         self.make_without_tables = partial(streaming_metrics, seed=seed)
         self._compared = {  # between ranks
-            "every_n_steps": every_n_steps,
+            **{name: _described(each) for name, each in given.items() if name not in _OF_ONE_RANK},
             "extra_steps": sorted(self.schedule.extra_steps),
-            "window": window,
             "probe": self.probe is not None,
-            "layers": _described(layers),
-            "metrics": _described(metrics),
-            "skip_first_positions": skip_first_positions,
-            "skip_massive": skip_massive,
-            "seed": seed,
-            "rows": rows,
-            "jackknife": jackknife,
-            "measure_last": measure_last,
-            "compiled": compiled,
-            "listeners": [type(listener).__name__ for listener in self.listeners],
-            **{
-                name: _described(value)
-                for name, value in (
-                    ("probe_forward", probe_forward),
-                    ("token_ids", token_ids),
-                    ("mask", mask),
-                    ("word_ids", word_ids),
-                )
-            },
+            "listeners": [type(listener).__qualname__ for listener in self.listeners],
         }
         self._settings: dict[str, Any] = {
             "layers": layers,
-            "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
+            "metrics": metric_factory(make, seed=seed, jackknife=jackknife),
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": ignore_token_ids,
             "skip_massive": skip_massive,
@@ -388,6 +373,7 @@ class Monitor(ABC):
         # scheduled steps up to this one are done; None before the start
         self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
+        self._has_lost_rows = False  # by an exception in a batch of it
         self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
@@ -621,6 +607,9 @@ class Monitor(ABC):
             if answer == _FAILED and not self._failed:
                 self._fail(OtherRankError(f"it failed on another rank before {occasion}"))
             said = answer
+            if answer == _LOST:
+                self._reset_rows()
+                self._warn(f"{occasion} is not measured, for an exception ended it on some rank.")
         if self._failed:
             self._geometry = None  # all ranks know it
         return not (said or self._failed)
@@ -628,8 +617,7 @@ class Monitor(ABC):
     def _leave_out(self, occasion: str) -> None:
         """Drop the rows of a measurement to which not all ranks have come, with one warning."""
         self._window_start = None
-        if self._geometry is not None:
-            self._geometry.reset()
+        self._reset_rows()
         if not self._has_missed:
             self._has_missed = True
             message = (
@@ -639,6 +627,10 @@ class Monitor(ABC):
             if self.on_error == "raise":
                 raise OtherRankError(message)
             self._warn(message)
+
+    def _reset_rows(self) -> None:
+        if self._geometry is not None:
+            self._geometry.reset()
 
     def _join_ranks(self, process_group: Group) -> None:
         """Make the process groups of the run, none of which is the training's; every rank calls
@@ -910,7 +902,8 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        if not self._all_come(f"step {step}"):
+        has_lost, self._has_lost_rows = self._has_lost_rows, False
+        if not self._all_come(f"step {step}", _LOST if has_lost else ""):
             return
         is_first = self._measured_step is None
         self._measured_step = step
@@ -1123,9 +1116,26 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
     return made
 
 
-def _described(option: object) -> str:
-    """An option as ranks compare it: that of a function is its name."""
-    return getattr(option, "__name__", type(option).__name__) if callable(option) else repr(option)
+def _described(option: Any) -> str:
+    """An option as ranks compare it, without addresses: that of a function is its name and code."""
+    if isinstance(option, partial):
+        option = [option.func, option.args, option.keywords]
+    elif isinstance(option, CodeType):
+        option = [option.co_code, option.co_names, option.co_consts]
+    elif hasattr(option, "__code__"):
+        held = option.__defaults__, option.__kwdefaults__
+        option = [option.__qualname__, option.__code__, *held]
+    elif hasattr(option, "tolist"):  # of numpy or torch
+        option = option.tolist()
+    if isinstance(option, Mapping):
+        option = [*option.items()]
+    if isinstance(option, list | tuple):
+        return f"[{', '.join(map(_described, option))}]"
+    if isinstance(option, set | frozenset):
+        return str(sorted(map(_described, option)))
+    if option is None or isinstance(option, bool | int | float | complex | str | bytes):
+        return repr(option)
+    return str(getattr(option, "__qualname__", type(option).__qualname__))
 
 
 def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:

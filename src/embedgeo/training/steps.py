@@ -188,6 +188,7 @@ class StepMonitor(Monitor):
                 has_failed = self._have_all_come(occasion)
             if has_failed:
                 self._window_start = None  # nothing of it is left
+                self._has_lost_rows = False
             self._finish(self._now + (not has_failed) if step is None else index(step))
         self._stop()
 
@@ -257,8 +258,8 @@ class StepMonitor(Monitor):
                 yield
         except BaseException:
             self._not_measured.has_failed = not self._has_stepped
-            if self._geometry is not None:
-                self._geometry.reset()  # of what failed, some layers would have rows and others not
+            self._reset_rows()  # of what failed, some layers would have rows and others not
+            self._has_lost_rows = self._meetings is not None and self._window_start is not None
             self._write_rest()
             raise
         finally:
