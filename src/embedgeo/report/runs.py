@@ -207,7 +207,9 @@ class Run:
         errors = self.table(key, self.errors).where(known.notna(), of_all.errors)
         found = of_all._replace(table=known.fillna(whole), errors=errors, rows=ORDINARY)
         own = self.means(key).reindex_like(means)
-        has_massive = {name: known[self.blocks.get(name, [])].notna().any(axis=1) for name in means}
+        has_massive = {
+            name: known[self.blocks.get(str(name), [])].notna().any(axis=1) for name in means
+        }
         own = own.where(pd.DataFrame(has_massive, means.index), means)
         if (own.isna() & means.notna()).any(axis=None):
             return found._replace(mean_rows=ALL_ROWS)
@@ -328,7 +330,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
     values = values.reindex(columns=values.columns.union(means.columns))
-    errors = drawable(_wide(at_layers, ["step", "layer"], "stderr"))
+    errors = drawable(_wide(at_layers, ["step", "layer"], "stderr")).reindex_like(values)
     widths = (
         at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     )
