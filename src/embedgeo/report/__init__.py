@@ -126,15 +126,12 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
     """All values, with their standard errors and those of the baseline beside them."""
     parts = []
     for run in runs:
-        frames = (run.values, run.errors, run.baseline, run.model, run.means_recorded)
-        values, errors, gaussian, model, means = (
-            frame.stack(future_stack=True) for frame in frames
-        )
+        frames = (run.values, run.errors, run.baseline, run.model)
+        values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
         of_layers = {"value": values, "stderr": errors, "gaussian": gaussian}
         at_layers = pd.DataFrame(of_layers).reindex(values.index).reset_index()
-        over_blocks = pd.DataFrame({"value": means}).reset_index()
-        known = (frame.dropna(subset="value") for frame in (of_model, at_layers, over_blocks))
+        known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
         parts += [frame.assign(run=run.label) for frame in known]
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     records = pd.concat(parts, ignore_index=True)[columns]

@@ -182,7 +182,7 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         )
     if extend != "neither":
         text += " The colours span the blocks: what lies beyond has the colour of the bar's tip."
-    text += run.rows_of(metric)
+    text += f" Of {ALL_ROWS}." if run.shown(metric).rows else ""
     numbers = table.T.drop("", errors="ignore")
     alt = f"{named.name} as colour over steps and layers."
     return FigureData(f"{metric}-heatmap", figure, numbers, alt, text)

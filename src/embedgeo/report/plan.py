@@ -170,11 +170,13 @@ def _metric_figures(run: Run, metric: str, has_bar: bool) -> Iterator[FigureData
     if run.varies(metric):
         if len(run.steps) > 1:
             yield figures.dynamics(run, metric, has_bar=has_bar)
-        if len(run.depth) > 1 and run.is_at_layers(metric):
+        if run.values[metric].isna().all():
+            return
+        if len(run.depth) > 1:
             yield figures.profile(run, metric)
-        if len(run.steps) > 1 and len(run.depth) > 1 and run.is_at_layers(metric):
+        if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
-        if len(run.blocks) > 1 and run.is_at_layers(metric):
+        if len(run.blocks) > 1:
             yield comparison.compare_profiles([run], metric)
 
 

@@ -241,14 +241,6 @@ class Run:
         """
         return self._over_blocks(self.table(metric, self.errors), metric, self.means(metric))
 
-    def rows_of(self, metric: str) -> str:
-        """A sentence on which rows a metric is of, where massive ones move it."""
-        return f" Of {ALL_ROWS}." if self.shown(metric).rows else ""
-
-    def is_at_layers(self, metric: str) -> bool:
-        """Test for a value at any layer, beside means over blocks."""
-        return bool(self.values[metric].notna().any())
-
     def gaussian_means(self, metric: str) -> pd.DataFrame:
         """Means of the baseline over the blocks that a metric is recorded of."""
         return self._over_blocks(self.table(metric, self.baseline), metric, self.blocks)
