@@ -452,13 +452,16 @@ def _name_beyond(
 
 
 def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
-    """The range of the blocks, if their values differ, else of all values, shape (steps, layers).
+    """The range of the blocks, if their values differ, else of all values, shape (steps, layers);
+    columns beyond the layers are of means over blocks.
 
     And the ends beyond which values lie: ``"neither"``, ``"min"``, ``"max"`` or ``"both"``.
     """
     blocks = {block for blocks in blocks_by_side(layers).values() for block in blocks}
     finite = values[np.isfinite(values)]
-    inside = values[:, [layer in blocks for layer in layers]] if blocks else finite
+    is_inside = [layer in blocks for layer in layers]
+    is_inside += [True] * (values.shape[-1] - len(layers))
+    inside = values[:, is_inside] if blocks else finite
     inside = inside[np.isfinite(inside)]
     if not inside.size or inside.min() == inside.max():
         inside = finite

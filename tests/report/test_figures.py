@@ -115,5 +115,5 @@ def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(run
     errors = run.errors.copy()
     errors.loc[(8, "block.01"), "M_over_Q"] = np.nan
     errors.loc[(64, "embed"), "M_over_Q"] = np.nan
-    found = run.mean_errors("M_over_Q", run.table("M_over_Q", errors))["mean over blocks"]
+    found = replace(run, errors=errors).mean_errors("M_over_Q")["mean over blocks"]
     assert found.index[found.isna()].tolist() == [8]

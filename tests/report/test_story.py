@@ -1,13 +1,14 @@
 """What happened, in words: a sentence on each headline number."""
 
+from dataclasses import replace
 from math import nan
 
 import pandas as pd
 import pytest
 
-from embedgeo.report.runs import Run, make_run
+from embedgeo.report import figures
+from embedgeo.report.runs import Run, make_run, runs_of_records, with_baseline
 from embedgeo.report.story import stories, story
-from embedgeo.results.records import block_means
 
 LAYERS = ("embed", "block.00", "block.01")
 
@@ -27,7 +28,7 @@ def run_of(means: dict[int, float], error: float | None = None, metric: str = "M
         for step, mean in means.items()
         for i, layer in enumerate(LAYERS)
     ]
-    return make_run("run", pd.DataFrame(records))
+    return replace(runs_of_records(pd.DataFrame(records))[0], label="run")
 
 
 def test_a_sentence_says_where_a_number_began_turned_and_ended() -> None:
@@ -46,24 +47,55 @@ def test_values_have_their_errors_and_two_measurements_are_enough() -> None:
     ]
 
 
-def test_a_mean_is_the_monitors_and_undefined_where_a_block_is() -> None:
-    values = {0: (0.2, 0.4), 8: (0.3, 0.5), 9: (nan, 0.1)}
-    records = [
-        {"step": step, "layer": f"block.0{i}", "layer_index": i, "width": 8}
-        | {"metric": metric, "value": value}
-        for step, of_blocks in values.items()
-        for i, value in enumerate(of_blocks)
-        for metric in ("M_over_Q", "told")[: 2 - i]
+def records_of(metric: str, step: int, **values: float) -> list[dict[str, object]]:
+    layers = {"mean": -1, "b0": 1, "b1": 2}
+    return [
+        {"step": step, "layer": layer.replace("b", "block.0"), "layer_index": layers[layer]}
+        | {"width": 8, "metric": metric, "value": value, "stderr": nan}
+        for layer, value in values.items()
     ]
-    run = make_run("run", pd.DataFrame(records).assign(stderr=nan))
+
+
+def test_a_mean_is_the_one_on_record_or_there_is_none() -> None:
+    records = [
+        each
+        for step in (0, 8)
+        for each in (
+            *records_of("M_over_Q", step, b0=0.2, b1=0.4, mean=0.7),
+            *records_of("none", step, b0=1.0, b1=2.0),
+            *records_of("told", step, mean=9.0 + step),
+        )
+    ]
+    run = make_run("run", pd.DataFrame(records))
     (sentence,) = story(run)
-    assert sentence.startswith("M / Q: 0.3 at step 0, 0.4 at step 8")
-    for metric in ("M_over_Q", "told"):
-        means = run.means(metric)["mean over blocks"]
-        for step in values:
-            own = [each for each in records if each["step"] == step and each["metric"] == metric]
-            (mean,) = block_means(own)
-            assert means[step] == pytest.approx(mean["value"], nan_ok=True)
+    assert sentence.startswith("M / Q: 0.7 at step 0, 0.7 at step 8")
+    assert "mean over blocks" not in figures.dynamics(run, "none").numbers
+    assert [*figures.dynamics(run, "told").numbers["mean over blocks"]] == [9.0, 17.0]
+    assert run.varies("told")
+
+
+@pytest.mark.parametrize(
+    ("b0", "rows", "value"), [({}, "all rows", 4), ({"b0": 2.0}, "without massive rows", 2.5)]
+)
+def test_lines_and_sentences_say_of_which_rows_they_are(
+    b0: dict[str, float], rows: str, value: float
+) -> None:
+    records = []
+    for step in (0, 8):
+        records += records_of("V_W_over_V_unbiased", step, b0=2.0, b1=6.0)
+        records += records_of("V_W_over_V_unbiased_without_massive", step, b1=3.0, **b0)
+        records += records_of("n", step, b0=0.0, b1=9.0)
+        records += records_of("M_over_Q", step, b0=0.5, b1=0.5)
+    run = with_baseline(runs_of_records(pd.DataFrame(records))[0])
+    assert story(run)[0].startswith(f"V_W / V, {rows}: {value:.4g} at step 0")
+    for draw in (figures.dynamics, figures.profile):
+        names = [*map(str, draw(run, "V_W_over_V_unbiased").numbers)]
+        both = ("without massive rows", "all rows", "Gaussian rows")
+        assert all(name.endswith(both) for name in names), names
+    numbers = figures.dynamics(run, "V_W_over_V_unbiased").numbers
+    assert numbers[f"mean over blocks, {rows}"][8] == value
+    assert numbers["block.01, all rows"][8] == 6.0
+    assert run.baseline["M_over_Q"].isna().tolist() == [True, False] * 2  # no rows, none
 
 
 @pytest.mark.parametrize("run", [run_of({4: 0.5}), run_of({0: 0.5, 8: 0.7}, metric="my_own")])

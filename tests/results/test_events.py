@@ -114,3 +114,10 @@ def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
     ]
     assert list(scalars) == [f"geometry.V/{part}" for part in (*parts, "größe", "mean")]
     assert list(scalars.values()) == [*range(1, len(ODD) + 1), 2.0]
+
+
+def test_no_two_metrics_have_the_same_tags_or_chart() -> None:
+    records = [each for key in ("a b", "a_b") for each in records_of(["embed"], key)]
+    assert [*tagged_scalars(records)] == ["geometry.a_b_/embed", "geometry.a_b/embed"]
+    (charts,) = custom_scalars_layout(["a b", "a_b"]).values()
+    assert [tags for _, (tags,) in charts.values()] == [r"^geometry\.a_b_\/", r"^geometry\.a_b\/"]

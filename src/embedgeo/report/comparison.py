@@ -47,7 +47,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     curves = {}
     for run in runs:
         means, errors = run.means(metric), run.mean_errors(metric)
-        for name in run.blocks:
+        for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             curves[label] = Curve(means[name], errors[name], run.group)
     named = term(metric)

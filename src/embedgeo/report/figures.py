@@ -12,14 +12,14 @@ from matplotlib.colors import LogNorm, Normalize
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import number
-from embedgeo.glossary import GAUSSIAN, term
-from embedgeo.report.runs import Run, drawable
+from embedgeo.glossary import GAUSSIAN, WITHOUT_MASSIVE, term
+from embedgeo.report.runs import ALL_ROWS, ORDINARY, Run, drawable
 from embedgeo.report.summary import outlier_steps
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
 _THIN = 0.6  # width of lines of all rows beside those without massive ones
-_ORDINARY = " Without massive rows; thin and grey: of all rows."
+_BOTH = f" Lines are {ORDINARY}; thin grey ones are of {ALL_ROWS}."
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 _PARTS = {
     "M": ("M: offset", "#0072b2"),
@@ -36,39 +36,45 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
 
     Without the bar of the layers' colours it is drawn faster; the text then says what they are.
     """
-    whole = run.table(metric)
-    ordinary = run.ordinary(metric)
-    table, errors = ordinary or (whole, run.table(metric, run.errors))
+    shown = run.shown(metric)
+    table, errors = shown.table, shown.errors
     named = term(metric)
-    means, mean_errors = run.means(metric, table), run.mean_errors(metric, errors)
-    gaussian = run.means(metric, run.table(metric, run.baseline))
+    means, mean_errors = (
+        _of_rows(each, shown.mean_rows) for each in (shown.means, shown.mean_errors)
+    )
+    of_all = _of_rows(run.table(metric).join(run.means(metric)), ALL_ROWS)
+    of_all = of_all.drop(columns=means, errors="ignore")
+    gaussian = run.gaussian_means(metric + WITHOUT_MASSIVE * bool(shown.rows))
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     draw.lines(ax, table, colours, errors)
-    if ordinary:
-        ax.plot(whole, color="grey", lw=_THIN)
+    if shown.rows:
+        ax.plot(of_all, color="grey", lw=_THIN)
     draw.mean_lines(ax, means, mean_errors)
     baseline = _named_gaussian(gaussian)
     few = means[means.index.isin(run.few_rows.index)]
     if len(few):  # marks of none would be outside of the figure
         ax.plot(few, "o", color="black", mfc="white", clip_on=False)
-    draw.value_axis(ax, named, table, gaussian, run.layers, errors)
+    every_error = errors.join(mean_errors)
+    draw.value_axis(ax, named, table.join(means), gaussian, run.layers, every_error)
     draw.legend(ax)
-    numbers, bands = with_errors(table.join(means), errors.join(mean_errors))
+    numbers = _of_rows(table, shown.rows).join(means)
+    numbers, bands = with_errors(numbers, every_error.set_axis(numbers.columns, axis=1))
+    numbers = numbers.join(of_all) if shown.rows else numbers
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(
-        f"{name.capitalize()}: {trend(means[name], run.comparable(means[name]))}"
-        f"{_gaussian_text(gaussian[name])}"
-        for name in run.blocks
+        f"{str(name).capitalize()}: {trend(means[name], run.comparable(means[name]))}"
+        f"{_gaussian_text(gaussian.get(side, pd.Series()))}"
+        for side, name in zip(shown.means, means, strict=True)
     )
     text += bands + (" Hollow: steps of few rows." if len(few) else "")
-    text += _ORDINARY if ordinary else ""
+    text += _BOTH if shown.rows else ""
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
-        *([Lines("all", run.means(metric).add_suffix(", all rows"), "grey")] if ordinary else []),
+        *([Lines("all", of_all, "grey", width=_THIN)] if shown.rows else []),
         *_baseline_lines(baseline),
         Lines("few", few.add_suffix(", few rows"), "black"),
     ]
@@ -86,15 +92,10 @@ def _baseline_lines(values: pd.DataFrame) -> list[Lines]:
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     run = run.where_measured(metric)
-    whole = run.table(metric)
-    ordinary = run.ordinary(metric)
-    table, errors, gaussian = (
-        each.reindex(columns=run.axis)
-        for each in (
-            *(ordinary or (whole, run.table(metric, run.errors))),
-            run.table(metric, run.baseline),
-        )
-    )
+    shown = run.shown(metric)
+    gaussian = metric + WITHOUT_MASSIVE * bool(shown.rows)
+    tables = (shown.table, shown.errors, run.table(metric), run.table(gaussian, run.baseline))
+    table, errors, whole, baselines = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
@@ -109,32 +110,36 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         draw.band(ax, last, errors.iloc[-1], "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(last.to_numpy(), label=run.last_label, **look)
-    if ordinary:
-        of_all = whole.reindex(columns=run.axis).iloc[-1].to_numpy()
-        ax.plot(of_all, color="grey", lw=_THIN, label="all rows")
-    baseline = gaussian.iloc[-1].reset_index(drop=True)
+    if shown.rows:
+        ax.plot(whole.iloc[-1].to_numpy(), color="grey", lw=_THIN, label=ALL_ROWS)
+    baseline = baselines.iloc[-1].reset_index(drop=True)
     draw.value_axis(ax, named, table, baseline, run.axis, errors)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     numbers, bands = with_errors(
-        *(each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
+        *(
+            _of_rows(each.T.drop("", errors="ignore").rename(columns=columns), shown.rows)
+            for each in (table, errors)
+        )
     )
-    numbers = numbers.assign(**{GAUSSIAN: gaussian.iloc[-1].drop("", errors="ignore")})
+    if shown.rows:
+        numbers = numbers.join(_of_rows(whole.T, ALL_ROWS))
+    numbers = numbers.assign(**{GAUSSIAN: baselines.iloc[-1].drop("", errors="ignore")})
     alt = f"{named.name} against layer" + (
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
-    text += _ORDINARY if ordinary else ""
+    text += _BOTH if shown.rows else ""
     of_last = last.to_frame(run.last_label)
     lines = [
         *of_steps,
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
         *(
-            [Lines("all", whole.iloc[[-1]].T.set_axis(["all rows"], axis=1), "grey")]
-            if ordinary
+            [Lines("all", whole.iloc[[-1]].T.set_axis([ALL_ROWS], axis=1), "grey", width=_THIN)]
+            if shown.rows
             else []
         ),
-        *_baseline_lines(gaussian.iloc[-1].to_frame(GAUSSIAN)),
+        *_baseline_lines(baselines.iloc[-1].to_frame(GAUSSIAN)),
     ]
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
 
@@ -177,6 +182,7 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         )
     if extend != "neither":
         text += " The colours span the blocks: what lies beyond has the colour of the bar's tip."
+    text += f" Of {ALL_ROWS}." if run.shown(metric).rows else ""
     numbers = table.T.drop("", errors="ignore")
     alt = f"{named.name} as colour over steps and layers."
     return FigureData(f"{metric}-heatmap", figure, numbers, alt, text)
@@ -220,7 +226,8 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
         columns=lambda part: part.removesuffix("_unbiased")
     )
     shares = shares.reindex(run.depth, level="layer")
-    means = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step").mean()
+    of_blocks = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step")
+    means: Any = of_blocks.apply(pd.DataFrame.mean, skipna=False)
     estimates = ", plug-in estimates" if "V_W" in parts else ""
     estimates = ", from pairs in different sequences" if "V_W_unbiased" in parts else estimates
     title = (
@@ -266,6 +273,11 @@ def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame) -> tuple[pd.DataFra
     if known.empty:
         return numbers, ""
     return numbers.join(known.add_prefix("stderr of ")), " Bands: one standard error to each side."
+
+
+def _of_rows(values: pd.DataFrame, rows: str) -> pd.DataFrame:
+    """Values under names that say of which rows they are."""
+    return values.add_suffix(f", {rows}") if rows else values
 
 
 def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:

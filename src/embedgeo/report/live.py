@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from embedgeo import drawing
 from embedgeo.drawing import Png
-from embedgeo.glossary import headlines
+from embedgeo.glossary import WITHOUT_MASSIVE, headlines
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import story
@@ -47,7 +47,9 @@ def story_so_far(history: Sequence[Record]) -> list[str]:
 
 def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
     """The run so far, of some metrics; None without any layer."""
-    records = pd.DataFrame([record for record in history if record["metric"] in metrics])
+    records = pd.DataFrame(
+        [each for each in history if each["metric"].removesuffix(WITHOUT_MASSIVE) in metrics]
+    )
     if records.empty:
         return None
     run = make_run("", records)

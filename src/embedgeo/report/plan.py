@@ -170,6 +170,8 @@ def _metric_figures(run: Run, metric: str, has_bar: bool) -> Iterator[FigureData
     if run.varies(metric):
         if len(run.steps) > 1:
             yield figures.dynamics(run, metric, has_bar=has_bar)
+        if run.values[metric].isna().all():
+            return
         if len(run.depth) > 1:
             yield figures.profile(run, metric)
         if len(run.steps) > 1 and len(run.depth) > 1:

@@ -125,7 +125,7 @@
       for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
         const values = line.values.filter(value => value != null);
         const [least, most] = [Math.min(...values), Math.max(...values)];
-        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), few: "few rows" }[line.kind] || line.name;
+        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), few: "few rows", all: "all rows" }[line.kind] || line.name;
         const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
         const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
         if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));

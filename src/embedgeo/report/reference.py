@@ -78,7 +78,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     """Each mean over blocks of a metric against the step, before the range of those of earlier
     runs, if there are any.
     """
-    for name in run.blocks:
+    for name in map(str, run.means(metric)) if metric in run.values else ():
         band = reference_band(run, metric, name, references)
         if band is None or not run.varies(metric):
             continue
@@ -111,8 +111,8 @@ def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) 
     Between two of its steps an earlier run is taken to be on the line through both, over log(1 +
     step).
     """
-    earlier = [each for each in references if metric in each.values and name in each.blocks]
-    if not earlier or metric not in run.values or not run.has_steps:
+    earlier = [each for each in references if metric in each.values and name in each.means(metric)]
+    if not earlier or not run.has_steps:
         return None
     own = _tokens(run)
     are_tokens = len(own) > 1 and all(len(_tokens(each)) > 1 for each in earlier)

@@ -2,14 +2,14 @@
 and layers.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
 from embedgeo.results.findings import MOVED
-from embedgeo.results.folder import SweepFolder
+from embedgeo.results.folder import SweepFolder, with_means
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
     SCHEMA,
@@ -70,6 +70,24 @@ _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of t
 _FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
 
 
+ALL_ROWS, ORDINARY = "all rows", "without massive rows"  # what lines and sentences are of
+
+
+class Shown(NamedTuple):
+    """What is drawn and told of a metric, with standard errors: by step and layer, and means over
+    blocks by step.
+
+    And of which rows both are, where massive ones move the metric somewhere; else "".
+    """
+
+    table: pd.DataFrame
+    errors: pd.DataFrame
+    means: pd.DataFrame
+    mean_errors: pd.DataFrame
+    rows: str = ""
+    mean_rows: str = ""
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run, or one final model, whose tables are by step."""
@@ -79,6 +97,7 @@ class Run:
     values: pd.DataFrame  # a column per metric; the index is (step, layer)
     errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
     widths: pd.Series  # d at each row of values; NaN where unknown
+    means_recorded: pd.DataFrame  # over blocks; shaped as values, with layers of `MEANS`
     baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
     # a column per metric of the whole model, such as the loss; the index is the step
     model: pd.DataFrame
@@ -171,19 +190,31 @@ class Run:
             np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer")
         )
 
-    def ordinary(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-        """A metric and its errors without massive rows, by step and layer, with those of all rows
-        where none is massive; None where it moves nowhere by more than a tenth.
+    def shown(self, metric: str) -> Shown:
+        """A metric without massive rows, with the values of all rows where none is massive; of all
+        rows where it moves nowhere by more than a tenth.
+
+        Means are of all rows, too, where some of the blocks alone have massive ones.
         """
+        whole, means = self.table(metric), self.means(metric)
+        of_all = Shown(whole, self.table(metric, self.errors), means, self.mean_errors(metric))
         key = metric + WITHOUT_MASSIVE
         if key not in self.values:
-            return None
-        whole, errors = self.table(metric), self.table(metric, self.errors)
+            return of_all
         known = self.table(key)
-        moved = (known - whole).abs() > MOVED * whole.abs()
-        if not moved.any(axis=None):
-            return None
-        return known.fillna(whole), self.table(key, self.errors).where(known.notna(), errors)
+        if not ((known - whole).abs() > MOVED * whole.abs()).any(axis=None):
+            return of_all
+        errors = self.table(key, self.errors).where(known.notna(), of_all.errors)
+        found = of_all._replace(table=known.fillna(whole), errors=errors, rows=ORDINARY)
+        own = self.means(key).reindex_like(means)
+        has_massive = {
+            name: known[self.blocks.get(str(name), [])].notna().any(axis=1) for name in means
+        }
+        own = own.where(pd.DataFrame(has_massive, means.index), means)
+        if (own.isna() & means.notna()).any(axis=None):
+            return found._replace(mean_rows=ALL_ROWS)
+        own_errors = self._over_blocks(errors, metric, own)
+        return found._replace(means=own, mean_errors=own_errors, mean_rows=ORDINARY)
 
     @cached_property
     def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
@@ -194,27 +225,36 @@ class Run:
         rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
         return steps, rows.reshape(len(steps), len(self.layers))
 
-    def means(self, metric: str, table: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Means over blocks of a metric, of encoder and decoder apart, by step, or of another table
-        of its layers (columns).
-
-        As `embedgeo.results.records.block_means` has them, they are over the blocks of which there
-        are records, and undefined where one of these is.
+    def means(self, metric: str) -> pd.DataFrame:
+        """Means over blocks of a metric as they are recorded, of encoder and decoder apart, by
+        step; without a column where there is none.
         """
-        table = self.table(metric) if table is None else table
-        own = {
-            name: [block for block in blocks if (block, metric) in self.recorded]
-            for name, blocks in self.blocks.items()
-        }
-        return pd.DataFrame(
-            {name: table[blocks].mean(axis=1, skipna=False) for name, blocks in own.items()}
-        )
+        recorded = self.means_recorded.get(metric, pd.Series(index=self.means_recorded.index[:0]))
+        means = recorded.unstack("layer").reindex(self._places[0])
+        means = means.rename(columns=lambda layer: _name_of_mean(layer.removesuffix("mean")))
+        in_order = sorted(means, key=[*self.blocks, *means].index)
+        return means[in_order].dropna(axis=1, how="all")
 
-    def mean_errors(self, metric: str, errors: pd.DataFrame | None = None) -> pd.DataFrame:
+    def mean_errors(self, metric: str) -> pd.DataFrame:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks
         may err together.
         """
-        return self.means(metric, self.table(metric, self.errors) if errors is None else errors)
+        return self._over_blocks(self.table(metric, self.errors), metric, self.means(metric))
+
+    def gaussian_means(self, metric: str) -> pd.DataFrame:
+        """Means of the baseline over the blocks that a metric is recorded of."""
+        return self._over_blocks(self.table(metric, self.baseline), metric, self.blocks)
+
+    def _over_blocks(self, table: pd.DataFrame, metric: str, names: Iterable[Any]) -> pd.DataFrame:
+        """Means of what no record is of, of the blocks with a record of the metric."""
+        own = {
+            name: [block for block in self.blocks.get(name, []) if (block, metric) in self.recorded]
+            for name in names
+        }
+        return pd.DataFrame(
+            {name: table[blocks].mean(axis=1, skipna=False) for name, blocks in own.items()},
+            table.index,
+        )
 
     @property
     def num_rows(self) -> float:
@@ -262,8 +302,9 @@ class Run:
         return f"step {tick_label(self.steps[-1])}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
-        """Test for more than one value of a metric."""
-        return metric in self.values and self.values[metric].nunique() > 1
+        """Test for more than one value of a metric, at layers or over blocks."""
+        every = (self.values, self.means_recorded)
+        return any(metric in each and each[metric].nunique() > 1 for each in every)
 
 
 def _name_of_mean(part: str) -> str:
@@ -273,13 +314,15 @@ def _name_of_mean(part: str) -> str:
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
-    # they are of the layers here
-    records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
+    are_means = records["layer"].isin(MEANS) & (records["layer_index"] < 0)
+    means = drawable(_wide(records[are_means], ["step", "layer"]))
+    records = records[~are_means]
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
-    errors = drawable(_wide(at_layers, ["step", "layer"], "stderr"))
+    values = values.reindex(columns=values.columns.union(means.columns))
+    errors = drawable(_wide(at_layers, ["step", "layer"], "stderr")).reindex_like(values)
     widths = (
         at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     )
@@ -297,6 +340,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         values=values,
         errors=errors.where((errors >= 0) & values.notna()),
         widths=widths.where(widths > 0),
+        means_recorded=means,
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
         recorded=frozenset(zip(places["layer"], places["metric"], strict=True)),
@@ -326,14 +370,15 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
         of_layer = table["layer"] == table["layer"].min()
         counts = table.loc[of_layer, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
-        keys=frozenset(map(str, values) if metric is None else [metric]),
+        keys=frozenset(map(str, values) if metric is None else [metric, metric + WITHOUT_MASSIVE]),
         measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
         widths=run.widths.to_numpy(dtype=float),
         counts=None if counts is None else counts[counts >= 1],
     )
     known = baseline_values(rows)
     columns = {name: known.get(str(name), np.full(len(values), nan)) for name in values}
-    return replace(run, baseline=pd.DataFrame(columns, index=values.index, columns=values.columns))
+    baseline = pd.DataFrame(columns, index=values.index, columns=values.columns)
+    return replace(run, baseline=drawable(baseline))
 
 
 def read_runs(
@@ -386,7 +431,8 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
         )
     has_steps = "step" in records
     defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
-    defaults["layer_index"] = pd.factorize(records["layer"])[0]
+    layers = records["layer"]
+    defaults["layer_index"] = pd.factorize(layers.mask(layers.isin(MEANS)))[0]
     records = records.assign(
         **{name: value for name, value in defaults.items() if name not in records}
     )
@@ -396,9 +442,11 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
             of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
         )
         for model, part in of_run.groupby("model", sort=False) if are_several else [("", of_run)]:
+            has_means = (part["layer"].isin(MEANS) & (part["layer_index"] < 0)).any()
+            whole = part if has_means else with_means(each for _, each in part.groupby("step"))
             runs.append(
                 replace(
-                    make_run(str(model or name), part), has_steps=has_steps and not _is_final(part)
+                    make_run(str(model or name), whole), has_steps=has_steps and not _is_final(part)
                 )
             )
     if len(runs) == 1:
@@ -504,7 +552,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
-        records = pd.concat(checkpoints.values(), ignore_index=True)
+        records = with_means(checkpoints.values())
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
         tables: dict[str, dict[int, Path | pd.DataFrame]] = {
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}

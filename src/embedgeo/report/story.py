@@ -6,7 +6,7 @@ import pandas as pd
 
 from embedgeo.formatting import number, with_error
 from embedgeo.glossary import headlines, term
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import ALL_ROWS, Run
 
 
 def story(run: Run) -> list[str]:
@@ -30,18 +30,19 @@ def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _sentences(run: Run, metric: str) -> Iterator[str]:
-    ordinary = run.ordinary(metric)
-    table, layer_errors = ordinary or (run.table(metric), run.table(metric, run.errors))
-    all_means, all_errors = run.means(metric, table), run.mean_errors(metric, layer_errors)
-    for side, blocks in run.blocks.items():
-        means = all_means[side].dropna()
+    shown = run.shown(metric)
+    rows = shown.mean_rows
+    table = run.table(metric) if rows == ALL_ROWS else shown.table
+    for side in shown.means:
+        means = shown.means[side].dropna()
         if len(means) < 2:
             continue
         steps = [int(step) for step in means.index]
-        errors = all_errors[side].reindex(steps)
+        errors = shown.mean_errors[side].reindex(steps)
         texts = [with_error(value, error) for value, error in zip(means, errors, strict=True)]
-        name = term(metric).name + (" without massive rows" if ordinary else "")
+        name = term(metric).name + (f", {rows}" if rows else "")
         name += f" ({side})" if len(run.blocks) > 1 else ""
+        at_last = table.T[steps[-1]][run.blocks.get(str(side), [])]
         first, last = (f"{texts[at]} at step {steps[at]:,}" for at in (0, -1))
         comparable = run.comparable(means)
         extremes = "".join(
@@ -49,7 +50,7 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
             for which, i in (("lowest", comparable.argmin()), ("highest", comparable.argmax()))
             if 0 < (at := steps.index(comparable.index[int(i)])) < len(steps) - 1
         )
-        yield f"{name}: {first}{extremes}, {last}{_over_blocks(table[blocks].T[steps[-1]])}."
+        yield f"{name}: {first}{extremes}, {last}{_over_blocks(at_last)}."
 
 
 def _over_blocks(values: pd.Series) -> str:

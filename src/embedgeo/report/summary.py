@@ -435,11 +435,14 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
     """A mean over blocks of each metric, by the columns of the overview."""
     cells = {}
     for metric in run.metrics:
-        table = run.table(metric)
+        if name not in run.means(metric):
+            continue
+        mean = run.means(metric)[name]
         if term(metric).group == "token types" and "token_types_regressed" in run.values:
-            table = table.where(run.table("token_types_regressed") >= LEAST_TYPES)
-        mean = run.means(metric, table)[name].dropna()
-        gaussian = run.means(metric, run.table(metric, run.baseline))[name].dropna()
+            types = run.table("token_types_regressed")[run.blocks[name]]
+            mean = mean[(types >= LEAST_TYPES).all(axis=1)]
+        mean = mean.dropna()
+        gaussian = run.gaussian_means(metric)[name].dropna()
         errors = run.mean_errors(metric)[name]
         if len(mean):
             comparable = run.comparable(mean)

@@ -1,13 +1,11 @@
 """Results: records, the files and folders that hold them, and all of them as one tidy table."""
 
 import os
-from collections.abc import Iterable
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embedgeo.extras import require_extra
-from embedgeo.results.records import block_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +43,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     require_extra("report", "load_results", "pandas", "pyarrow")
     import pandas as pd
 
-    from embedgeo.results.folder import SweepFolder
+    from embedgeo.results.folder import SweepFolder, with_means
     from embedgeo.results.parquet import SCHEMA, is_history, monitored_runs
 
     path = Path(folder)
@@ -53,7 +51,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
     if sweep.done():
-        runs = [(run, _with_means(found.values())) for run, found in sweep.runs().items()]
+        runs = [(run, with_means(found.values())) for run, found in sweep.runs().items()]
     else:
         runs = [(run.name, run.records) for run in monitored_runs(path)]
     tables = [records.assign(run=run) for run, records in runs]
@@ -71,13 +69,3 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         known = table[name].astype(object).where(table[name].notna(), unknown)
         table[name] = known.astype(type(unknown))
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
-
-
-def _with_means(checkpoints: "Iterable[pd.DataFrame]") -> "pd.DataFrame":
-    """Records of the checkpoints of a sweep, which has none of means over blocks, and of these."""
-    import pandas as pd
-
-    frames = [*checkpoints]
-    records: list[Any] = [frame.to_dict("records") for frame in frames]
-    means = [pd.DataFrame(block_means(of_checkpoint)) for of_checkpoint in records]
-    return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)

@@ -70,9 +70,10 @@ def tagged_scalars(
     """
     records = [record for record in records if is_logged(record, scalars)]
     names = dict.fromkeys(record["layer"] for record in records if not is_mean(record))
-    layers = _layer_tags(tuple(names))
+    layers = _distinct_tags(tuple(names), MEANS)
+    charts = _charts(prefix, (record["metric"] for record in records))
     return {
-        f"{_chart(prefix, record['metric'])}/"
+        f"{charts[record['metric']]}/"
         f"{record['layer'] if is_mean(record) else layers[record['layer']]}": record["value"]
         for record in records
     }
@@ -88,21 +89,24 @@ def _tag_part(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
 
 
-@cache
-def _chart(prefix: str, metric: str) -> str:
-    """Start of the tags of a metric, up to the slash before the layer."""
-    return f"{'/'.join(map(_tag_part, prefix.split('/')))}.{_tag_part(metric)}"
+def _charts(prefix: str, metrics: Iterable[str]) -> dict[str, str]:
+    """Starts of the tags of metrics, up to the slash before the layer; a key that is fit for a tag
+    stays as it is.
+    """
+    start = "/".join(map(_tag_part, prefix.split("/")))
+    names = sorted(set(metrics), key=lambda metric: (_tag_part(metric) != metric, metric))
+    return {metric: f"{start}.{tag}" for metric, tag in _distinct_tags(tuple(names)).items()}
 
 
 @cache
-def _layer_tags(layers: tuple[str, ...]) -> dict[str, str]:
-    """Names of layers in tags, distinct from each other and from those of the means over blocks."""
+def _distinct_tags(names: tuple[str, ...], taken: tuple[str, ...] = ()) -> dict[str, str]:
+    """Names as they stand in tags, distinct from each other and from those that are taken."""
     tags: dict[str, str] = {}
-    for layer in layers:
-        tag = _tag_part(layer)
-        while tag in (*MEANS, *tags.values()):
+    for name in names:
+        tag = _tag_part(name)
+        while tag in (*taken, *tags.values()):
             tag += "_"
-        tags[layer] = tag
+        tags[name] = tag
     return tags
 
 
@@ -113,8 +117,9 @@ def custom_scalars_layout(
     for each layer.
     """
     layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
-    for metric in in_order(metrics):
-        chart = ["Multiline", [rf"^{re.escape(_chart(prefix, metric))}\/"]]
+    charts = _charts(prefix, metrics)
+    for metric in in_order(charts):
+        chart = ["Multiline", [rf"^{re.escape(charts[metric])}\/"]]
         layout[f"{prefix}: {term(metric).group}"][chart_title(metric)] = chart
     return {group: charts for group, charts in layout.items() if charts}
 

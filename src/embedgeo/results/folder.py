@@ -29,7 +29,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import MODEL, shared_files
+from embedgeo.results.records import MODEL, block_means, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PARQUET = "[!.]*.parquet"
@@ -329,6 +329,14 @@ class SweepFolder:
         path = drift_file(self.path, name)
         others = [self._file(each) for each in _derived_from(path)]
         return [each for each in (self._file(name), path, *others) if each.exists()]
+
+
+def with_means(checkpoints: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Records of several measurements without means over blocks, and these."""
+    frames = [*checkpoints]
+    records: list[Any] = [frame.to_dict("records") for frame in frames]
+    means = [pd.DataFrame(block_means(of_checkpoint)) for of_checkpoint in records]
+    return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)
 
 
 def _derived_from(path: Path) -> dict[str, str]:
