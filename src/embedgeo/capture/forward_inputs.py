@@ -433,7 +433,8 @@ class ForwardInputs:
         self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
         # the smallest position id of all passes until it is set back
         self.first_position: int | None = None
-        self._last_cache = (0, 0)  # positions in it before and after the last forward pass
+        # positions in a cache before and after the last call of each module
+        self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -526,7 +527,7 @@ class ForwardInputs:
             forward.position_ids = call.position_ids
         if call.num_cached is not None:
             forward.num_cached = call.num_cached
-            self._warn_of_cache(call)
+        self._warn_of_cache(call)
 
     def _begin_attention(self, call: _RunningCall) -> None:
         """Take the padding that torch's own attention inside the blocks is told of."""
@@ -561,11 +562,11 @@ class ForwardInputs:
     def _warn_of_cache(self, call: _RunningCall) -> None:
         """Warn, once, where a text goes on from the last forward pass."""
         cached = call.num_cached or 0
-        last, end = self._last_cache
+        last, end = self._last_cache.get(call.module, (0, 0))
         tokens = call.token_ids if call.embeddings is None else call.embeddings
         if tokens is None:
             return
-        self._last_cache = cached, cached + tokens.shape[1]
+        self._last_cache[call.module] = cached, cached + tokens.shape[1]
         if last < cached <= end and not self._warned_of_cache:
             self._warned_of_cache = True
             warnings.warn(
@@ -607,16 +608,13 @@ class ForwardInputs:
                 sequences from its positions.
         """
         tables = [ids for ids in self.token_ids.values() if ids.ndim == 2]
-        has_width = hidden.shape[-1] in self._widths
-        is_turned = hidden.ndim in (3, 4) and hidden.shape[1] in self._widths
-        if self._widths and not tables and (is_turned if hidden.ndim == 3 else hidden.ndim == 4):
-            if not has_width or (is_turned and hidden.ndim == 4):
-                raise ValueError(
-                    f"layer {layer.name!r} must have its width last, one of "
-                    f"{sorted(self._widths)}; its hidden state has shape {tuple(hidden.shape)}, as "
-                    "feature maps with channels first. Measure modules that have channels last, by "
-                    "layers= with a pattern of their names."
-                )
+        if not tables and self._is_channels_first(hidden.shape):
+            raise ValueError(
+                f"layer {layer.name!r} must have its width last, one of "
+                f"{sorted(self._widths)}; its hidden state has shape {tuple(hidden.shape)}, as "
+                "feature maps with channels first. Measure modules that have channels last, by "
+                "layers= with a pattern of their names."
+            )
         for ids in tables:
             num_positions = self._num_virtual + ids.shape[1]
             if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
@@ -792,6 +790,14 @@ class ForwardInputs:
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
             mask = _intersection(mask, ~torch.isin(token_ids, ignored))
         return None if mask is None else mask[..., -shape[-1] :]
+
+    def _is_channels_first(self, shape: torch.Size) -> bool:
+        """Tell whether a feature map does not have its width last, as the configuration tells."""
+        has_width_second = len(shape) > 1 and shape[1] in self._widths
+        has_width = not self._widths or shape[-1] in self._widths
+        if len(shape) == 4:
+            return not has_width or has_width_second
+        return len(shape) == 3 and not has_width and has_width_second
 
     def _looks_turned(self, hidden: Tensor) -> bool:
         """Tell whether a hidden state is like the embeddings of its tokens only once it is turned,
