@@ -200,31 +200,36 @@ def test_masks_of_unknown_values_are_refused():
         observed(Named(nn.Embedding(96, 4)), {"ids": ids, "mask": ids > 5}, "00")
 
 
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 4)
+        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+
+    def forward(self, input_ids, attention_mask, position_ids):
+        return self.blocks[1](self.blocks[0](self.table(input_ids)))
+
+
 class TwoCalls(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = gpt_neox()
+        self.inner = Inner()
 
     def forward(self, input_ids, attention_mask, position_ids, other):
-        self.inner(input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        self.inner(input_ids, attention_mask, position_ids)
         self.inner(**other)
 
 
 def test_an_inner_call_has_its_own_mask_and_positions():
     first, other = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
     positions = torch.arange(first["input_ids"].shape[1])[None]
-    other = {**other, "position_ids": positions % 4}
-    model = TwoCalls().eval()
-    batch = {**first, "position_ids": positions, "other": other}
-    rows = rows_seen(observed(model, batch, skip_first_positions=1), "block.01")[1]
+    first, other = {**first, "position_ids": positions}, {**other, "position_ids": positions % 4}
+    geometry = observed(TwoCalls(), {**first, "other": other}, "block.01", skip_first_positions=1)
     expected = [
-        ids[mask.bool() & (sequence_positions(mask, each) > 1)]
-        for ids, mask, each in (
-            (first["input_ids"], first["attention_mask"], positions),
-            (other["input_ids"], other["attention_mask"], positions % 4),
-        )
+        ids[mask.bool() & (sequence_positions(mask, places) > 1)]
+        for ids, mask, places in (first.values(), other.values())
     ]
-    assert torch.equal(rows, torch.cat(expected))
+    assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(expected))
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
