@@ -4,9 +4,11 @@ forward pass.
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 from embedgeo import observe
+from embedgeo.functional.rows import sequence_positions
 from tests.models import gpt_neox, token_batch
 from tests.observed import Rows, hidden_states, observed, rows_seen
 
@@ -106,6 +108,7 @@ def test_position_ids_that_do_not_grow_mark_no_texts():
 
 # from transformers 5.24 on
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Forward passes that go on from a cache")
 def test_what_a_cache_holds_is_not_counted_again():
     model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
     ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -149,3 +152,105 @@ def test_each_of_two_views_has_its_own_padding():
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
+
+
+class Told(nn.Module):
+    """A model whose blocks alone are told of the padding, by masks of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 8)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, batch, mask=None):
+        hidden = self.table(batch["ids"])
+        for block, padding in zip(self.blocks, batch["padding"], strict=True):
+            hidden = block(hidden, src_key_padding_mask=padding)
+        return hidden
+
+
+def test_padding_is_what_blocks_of_torch_are_told():
+    batch = token_batch(padding="right")
+    ids, padding = batch["input_ids"], batch["attention_mask"] == 0
+    for given in ({}, {"mask": padding}):
+        with torch.no_grad(), observe(Told().eval(), metrics=lambda d: [Rows(d)]) as geometry:
+            geometry.model({"ids": ids, "padding": [padding, padding]}, **given)
+        for layer in ("embed", "block.01"):
+            assert torch.equal(rows_seen(geometry, layer)[1], ids[~padding])
+    for paddings in ([padding, padding.flip(1)], [None, padding]):
+        with pytest.raises(ValueError, match="differs between calls"), observe(Told()) as geometry:
+            geometry.model({"ids": ids, "padding": paddings})
+
+
+def test_masks_of_unknown_values_are_refused():
+    ids = token_batch()["input_ids"]
+    for value in (2, -1, 0.5, -1.0):
+        mask = torch.ones(ids.shape, dtype=torch.tensor(value).dtype)
+        mask[0, -1] = value
+        with pytest.raises(ValueError, match="other values than 0 and 1"):
+            rows_told(ids, mask)
+
+    class Named(nn.Sequential):
+        def forward(self, ids, mask):
+            return super().forward(ids)
+
+    with pytest.raises(ValueError, match="mask does not tell whether 1 is padding"):
+        observed(Named(nn.Embedding(96, 4)), {"ids": ids, "mask": ids > 5}, "00")
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 4)
+        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+
+    def forward(self, input_ids, attention_mask, position_ids):
+        return self.blocks[1](self.blocks[0](self.table(input_ids)))
+
+
+class TwoCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, input_ids, attention_mask, position_ids, other):
+        self.inner(input_ids, attention_mask, position_ids)
+        self.inner(**other)
+
+
+def test_an_inner_call_has_its_own_mask_and_positions():
+    first, other = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
+    positions = torch.arange(first["input_ids"].shape[1])[None]
+    first, other = {**first, "position_ids": positions}, {**other, "position_ids": positions % 4}
+    geometry = observed(TwoCalls(), {**first, "other": other}, "block.01", skip_first_positions=1)
+    expected = [
+        ids[mask.bool() & (sequence_positions(mask, places) > 1)]
+        for ids, mask, places in (first.values(), other.values())
+    ]
+    assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(expected))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+@pytest.mark.parametrize("dimensions", [0, 4])
+def test_positions_are_numbered_after_a_cache(dimensions):
+    model, ids = gpt_neox().eval(), token_batch(length=6)["input_ids"]
+    mask = torch.ones(len(ids), 1, 1, 5) if dimensions else None
+    with (
+        torch.no_grad(),
+        observe(model, metrics=lambda d: [Rows(d)], skip_first_positions=2) as geometry,
+    ):
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        with pytest.warns(UserWarning, match="go on from a cache count as texts of their own"):
+            model(ids[:, 4:5], attention_mask=mask, past_key_values=cache)
+    expected = torch.cat([ids[:, 2:4].flatten(), ids[:, 4]])
+    assert torch.equal(rows_seen(geometry, "block.01")[1], expected)
+
+
+def test_feature_maps_with_channels_first_are_refused():
+    config = hf.SegformerConfig(
+        hidden_sizes=[8, 16], depths=[1, 1], num_attention_heads=[1, 2], num_encoder_blocks=2
+    )
+    with pytest.raises(ValueError, match="feature maps with channels first"):
+        observed(hf.SegformerModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)})

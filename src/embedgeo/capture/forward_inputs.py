@@ -33,9 +33,12 @@ T = TypeVar("T")
 
 # a value for each token, or a function of the batch that returns it
 PerToken = Tensor | Callable[[Any], Tensor]
-# 1, True or, of one that is added to scores, 0 counts; the second is read beside token ids of its
-# shape, for elsewhere it may be of pairs of positions
+# 1, True or, of one that is added to scores, 0 counts; of the second 1 may also be padding, and it
+# is read beside token ids of its shape, for elsewhere it may be of pairs of positions
 _MASKS = ("attention_mask", "mask")
+_CLOSED = -100  # added to a score, so little or less leaves nothing of it
+# of earlier positions
+_CACHES = ("past_key_values", "cache_params", "mems")
 # True, or −∞, is padding: of torch's own, and of transformers' FSMT and XLNet
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 _PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
@@ -136,9 +139,12 @@ class _RunningCall(NamedTuple):
     module: nn.Module
     # its only argument, if that is given without a name, otherwise the arguments by name
     batch: Any
-    mask: Tensor | None  # (batch, positions), True = count
+    mask: Tensor | None  # (batch, positions), True = count; those before them are in a cache
+    source: Any  # the argument that it is read from
     untold_mask: str  # what a mask does not tell, with its name; or empty
+    num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
+    token_ids: Tensor | None  # those named so, or the first that may be
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
     has_gradients: bool  # when it began
@@ -157,15 +163,19 @@ class _RunningCall(NamedTuple):
         }
         integers = [
             each
-            for each in by_name.values()
-            if isinstance(each, Tensor) and each.ndim == 2 and _is_integer(each)
+            for name, each in by_name.items()
+            if name not in READ_MASKS
+            and isinstance(each, Tensor)
+            and each.ndim == 2
+            and _is_integer(each)
         ]
         embeddings = tensors.get(("inputs_embeds", 3))
         tokens = [by_name.get("input_ids"), embeddings, *integers]
         shape = next(
             (each.shape[:2] for each in tokens if isinstance(each, Tensor)), torch.Size((0, 0))
         )
-        mask, not_told = None, ""
+        mask, source, not_told = None, None, ""
+        num_cached = _num_cached(by_name)
         for name in reversed(_MASKS):
             value = by_name.get(name)
             if isinstance(value, Mapping):  # of transformers, by the kind of attention
@@ -177,11 +187,8 @@ class _RunningCall(NamedTuple):
                 continue
             if name == "mask" and value.ndim == 2 and all(value.shape != i.shape for i in integers):
                 continue
-            mask, not_told = _padding_mask(_counted(value), shape), ""
-            if mask is None:
-                not_told = (
-                    f"{name}, of shape {tuple(value.shape)}, does not tell padding from tokens"
-                )
+            source = value
+            mask, not_told = _read_mask(name, value, shape, is_cached=num_cached is not None)
         is_of_transformers = type(module).__module__.startswith("transformers.")
         known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else [*_PADDING_MASKS]
         untold = [
@@ -192,9 +199,14 @@ class _RunningCall(NamedTuple):
             and isinstance(each, Tensor)
             and any(ids.shape == each.shape for ids in integers if ids is not each)
         ]
-        if padding := [name for name in known if by_name.get(name) is not None]:
-            mask = tensors.get((padding[0], 2))
-            mask = None if mask is None else mask.logical_not()
+        padding = [name for name in known if by_name.get(name) is not None]
+        query, key = (tensors.get((name, 3)) for name in ("query", "key"))
+        if padding and query is not None and query is not key:  # of an attention
+            if key is not None and query.shape == key.shape:
+                untold = [f"{padding[0]} may be of other rows: its queries are not its keys"]
+        elif padding:
+            source = tensors.get((padding[0], 2))
+            mask = None if source is None else source.logical_not()
         position_ids = tensors.get(("position_ids", 2))
         if (several := tensors.get(("position_ids", 3))) is not None:
             position_ids = _text_positions(several)
@@ -207,9 +219,12 @@ class _RunningCall(NamedTuple):
             position_ids = _packed_positions(of_texts[0])
         return cls(
             module=module,
+            token_ids=tensors.get(("input_ids", 2), next(iter(integers), None)),
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
             mask=mask,
-            untold_mask=not_told or "".join(untold[:1]),
+            source=source,
+            untold_mask="" if mask is not None else not_told or "".join(untold[:1]),
+            num_cached=num_cached,
             position_ids=position_ids,
             integers=integers,
             embeddings=embeddings,
@@ -217,20 +232,57 @@ class _RunningCall(NamedTuple):
         )
 
 
-def _counted(mask: Tensor) -> Tensor:
+def _counted(mask: Tensor) -> Tensor | None:
     """The positions that count by an attention mask; one that is added to scores is 0 there, and
-    negative elsewhere.
+    far below elsewhere. None where it has other values.
     """
-    if mask.is_floating_point() and not bool((mask > 0).any()):
+    if mask.is_floating_point() and bool(((mask == 0) | (mask < _CLOSED)).all()):
         return mask == 0
-    return mask != 0
+    return mask != 0 if bool(((mask == 0) | (mask == 1)).all()) else None
 
 
-def _padding_mask(allowed: Tensor, shape: torch.Size) -> Tensor | None:
+def _read_mask(
+    name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool
+) -> tuple[Tensor | None, str]:
+    """The positions that count by an argument, see `_padding_mask`, or None and what it does not
+    tell.
+    """
+    allowed = _counted(mask)
+    if allowed is None:
+        return None, f"{name} has other values than 0 and 1, as numbers of packed texts are"
+    if name == "mask" and _may_be_of_padding(mask):
+        return None, "mask does not tell whether 1 is padding"
+    found = _padding_mask(allowed, shape, is_cached=is_cached)
+    return found, f"{name}, of shape {tuple(mask.shape)}, does not tell padding from tokens"
+
+
+def _may_be_of_padding(mask: Tensor) -> bool:
+    """Tell whether the values of a mask do not tell if 1 is padding: it is not added to scores, nor
+    causal.
+    """
+    is_added = mask.is_floating_point() and bool((mask < 0).any())
+    return not is_added and (mask.ndim == 2 or bool((mask == mask[..., :1, :]).all()))
+
+
+def _num_cached(by_name: Mapping[str, Any]) -> int | None:
+    """Number of positions in the cache that a call is given; None: there is none, −1: it does not
+    tell.
+    """
+    cache = next((by_name[name] for name in _CACHES if by_name.get(name) is not None), None)
+    if cache is None:
+        return None
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, ValueError):
+        return -1
+
+
+def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Tensor | None:
     """The positions that count, (batch, positions), of pairs that may attend, (batch, …, queries,
     keys): keys that no query attends to are padding. The ``shape`` is (batch, positions).
 
-    A mask of two dimensions has them already. None where the mask does not tell them: where
+    A mask of two dimensions has them already. Of others the positions in a cache are kept before
+    them, if there is one. None where the mask does not tell them: where
     queries that count differ in more than being causal, or it is triangular itself.
     """
     if allowed.ndim == 2:
@@ -243,7 +295,10 @@ def _padding_mask(allowed: Tensor, shape: torch.Size) -> Tensor | None:
     pairs = pairs.expand(max(shape[0], len(pairs)), -1, -1, -1)
     counts = pairs.flatten(1, 2).any(1)
     if num_queries == 1:  # of all positions, or the one that is not in the cache
-        return counts.any(1, keepdim=True) if shape[1] == 1 else counts
+        if shape[1] != 1:
+            return counts
+        place = int(counts.any(0).nonzero().amax()) if bool(counts.any()) else 0
+        return counts[:, 0 if is_cached else place : place + 1]
     keys = torch.arange(num_keys, device=allowed.device)
     last = torch.where(pairs, keys, -num_keys).amax(-1)  # that a query attends to
     # of the first query among the keys: others are in a cache, or a static one is not full
@@ -257,7 +312,7 @@ def _padding_mask(allowed: Tensor, shape: torch.Size) -> Tensor | None:
         if is_causal:
             seen = seen & (keys <= keys[:num_queries, None] + offset)
         if bool((seen == pairs).where(own[:, None, :, None], True).all()):
-            return own
+            return counts[:, 0 if is_cached else offset : offset + num_queries]
     return None
 
 
@@ -322,6 +377,10 @@ class ForwardPass:
     mask: Tensor | None = None  # as of a call
     untold_mask: str = ""
     position_ids: Tensor | None = None
+    num_cached: int | None = None
+    token_ids: Tensor | None = None  # that the last of the calls was given
+    attention: "_RunningCall | None" = None  # the first inside the blocks
+    waiting: list[str] = field(default_factory=list)  # layers that were reached before that
     # by shape, positions_first and versions
     row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
     # the place of the last layer that has one, in the encoder and in the decoder
@@ -338,9 +397,9 @@ class ForwardInputs:
     """Token ids and masks of the current forward pass, read from the arguments of module calls.
 
     Token ids are what an embedding table is called with. The mask and the position ids are
-    arguments of the outermost module called (of the encoder and of the decoder), or else of a
-    module inside it. Where a model is given embeddings that end with those that were just looked up
-    (prompt tuning), the positions in front are no tokens and do not count.
+    arguments of the calls of the modules around the blocks, innermost first, and of torch's own
+    attention inside the blocks. Where a model is given embeddings that end with those that were
+    just looked up (prompt tuning), the positions in front are no tokens and do not count.
     """
 
     def __init__(
@@ -352,6 +411,7 @@ class ForwardInputs:
         measured = structure.measured_model(model)
         parts = [*structure.submodels(model).values()]
         self._is_hugging_face = structure.is_hugging_face(measured)
+        self._widths = structure.config_widths(measured)
         self._inner_modules = set(measured.modules())
         self.tables = list(
             dict.fromkeys(table for part in parts for table in structure.token_embeddings(part))
@@ -360,7 +420,8 @@ class ForwardInputs:
             (getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
-        self.enclosing_modules = list(dict.fromkeys(enclosing))
+        self._attention = {each for part in parts for each in structure.torch_attention(part)}
+        self.enclosing_modules = list(dict.fromkeys([*enclosing, *self._attention]))
         # those around an encoder and its decoder, or around the measured model
         self.outer_modules = [
             module
@@ -372,6 +433,9 @@ class ForwardInputs:
         self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
         # the smallest position id of all passes until it is set back
         self.first_position: int | None = None
+        # positions in a cache before and after the last call of each module
+        self._last_cache = dict[nn.Module, tuple[int, int]]()
+        self._warned_of_cache = False
         self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
@@ -414,10 +478,14 @@ class ForwardInputs:
         one is repeated.
         """
         call = _RunningCall.of(module, args, kwargs)
+        if module in self._attention:
+            self._begin_attention(call)
+            return
         # called again on the same tokens, a module is called in a loop
         has_table = module in self._embedding_modules
         is_again = module in self.forward.called and (has_table or self._has_new_ids)
-        if not self._running or is_again:
+        is_new = not self._running or is_again
+        if is_new:
             self.read_held()
             self.forward = ForwardPass(called={each.module for each in self._running})
             # otherwise the token ids were looked up before this call
@@ -427,13 +495,8 @@ class ForwardInputs:
         self._has_new_ids &= has_table
         self._running.append(call)
         self.forward.called.add(module)
-        self.forward.row_tokens = {}
-        for each in self._running:
-            if self.forward.mask is None:
-                self.forward.mask = each.mask
-            self.forward.untold_mask = self.forward.untold_mask or each.untold_mask
-            if self.forward.position_ids is None:
-                self.forward.position_ids = each.position_ids
+        for each in self._running if is_new else [call]:
+            self._take(each)
         if self._lookup is not None and call.embeddings is not None:
             table, ids, rows = self._lookup
             num_virtual = call.embeddings.shape[1] - rows.shape[1]
@@ -441,6 +504,77 @@ class ForwardInputs:
                 self._num_virtual = num_virtual
                 self.token_ids[table, ids.shape] = ids
         self._lookup = None
+
+    def _take(self, call: _RunningCall) -> None:
+        """Let what a call is told hold in place of what those around it are."""
+        forward = self.forward
+        forward.row_tokens = {}
+        if call.token_ids is not None:
+            before = forward.token_ids
+            if before is not None and not _equal(before, call.token_ids):
+                if forward.mask is not None:
+                    forward.mask = None
+                    forward.untold_mask = (
+                        f"attention_mask is of other token ids than {type(call.module).__name__}'s"
+                    )
+                forward.position_ids = None
+            forward.token_ids = call.token_ids
+        is_own = getattr(call.source, "ndim", 0) == 2
+        if call.mask is not None and (is_own or forward.mask is None):
+            forward.mask = call.mask
+        forward.untold_mask = forward.untold_mask or call.untold_mask
+        if call.position_ids is not None:
+            forward.position_ids = call.position_ids
+        if call.num_cached is not None:
+            forward.num_cached = call.num_cached
+        self._warn_of_cache(call)
+
+    def _begin_attention(self, call: _RunningCall) -> None:
+        """Take the padding that torch's own attention inside the blocks is told of."""
+        forward = self.forward
+        first = forward.attention
+        if not self._running:
+            if call.mask is not None:
+                forward.mask, forward.row_tokens = None, {}
+                forward.untold_mask = "of padding was given outside of a call of the model"
+        elif first is None:
+            forward.attention = call
+            self._take(call)
+            waiting, forward.waiting = forward.waiting, []
+            for read in [forward.held.pop(name) for name in waiting if name in forward.held]:
+                read()
+        elif call.mask is not None and not (
+            first.mask is not None and _equal(first.source, call.source)
+        ):
+            forward.mask, forward.row_tokens = None, {}
+            forward.untold_mask = "of padding differs between calls inside the blocks"
+        elif call.untold_mask and forward.mask is None:
+            forward.untold_mask, forward.row_tokens = call.untold_mask, {}
+        self._running.append(call)
+
+    def awaits_mask(self, layer: Layer) -> bool:
+        """Tell whether a layer's rows must wait for the padding that the blocks are told of."""
+        waits = bool(self._attention) and self.forward.attention is None
+        if waits:
+            self.forward.waiting.append(layer.name)
+        return waits
+
+    def _warn_of_cache(self, call: _RunningCall) -> None:
+        """Warn, once, where a text goes on from the last forward pass."""
+        cached = call.num_cached or 0
+        last, end = self._last_cache.get(call.module, (0, 0))
+        tokens = call.token_ids if call.embeddings is None else call.embeddings
+        if tokens is None:
+            return
+        self._last_cache[call.module] = cached, cached + tokens.shape[1]
+        if last < cached <= end and not self._warned_of_cache:
+            self._warned_of_cache = True
+            warnings.warn(
+                "Forward passes that go on from a cache count as texts of their own: values that "
+                "compare sequences (V_W_unbiased, V_W_local, V_W_text, same_sequence_neighbors, "
+                "first_positions_share, standard errors) are of the passes. Run whole texts.",
+                stacklevel=1,
+            )
 
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned; it raised without ``call``."""
@@ -474,6 +608,13 @@ class ForwardInputs:
                 sequences from its positions.
         """
         tables = [ids for ids in self.token_ids.values() if ids.ndim == 2]
+        if not tables and self._is_channels_first(hidden.shape):
+            raise ValueError(
+                f"layer {layer.name!r} must have its width last, one of "
+                f"{sorted(self._widths)}; its hidden state has shape {tuple(hidden.shape)}, as "
+                "feature maps with channels first. Measure modules that have channels last, by "
+                "layers= with a pattern of their names."
+            )
         for ids in tables:
             num_positions = self._num_virtual + ids.shape[1]
             if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
@@ -611,15 +752,18 @@ class ForwardInputs:
     def _fitting_mask(
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor | None:
+        shape = rows.shape if token_ids is None else token_ids.shape
+        num_cached = self.forward.num_cached
         if mask is not None:
             mask = require_marks(rows.require_fit(mask, "mask")) != 0
         elif self.forward.mask is not None:
             mask = self._of_tokens(rows, self.forward.mask)
             assert mask is not None
-            is_of_batch = token_ids is not None and token_ids.shape[:-1] == mask.shape[:1]
-            # more are in a cache
-            if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):
+            is_wider = shape[:-1] == mask.shape[:1] and mask.shape[1] > shape[-1]
+            if num_cached is None or not is_wider:
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
+            elif num_cached >= 0:  # a mask may be of all places of the cache
+                mask = mask[:, : num_cached + shape[-1]]
         elif self.forward.untold_mask:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
@@ -645,7 +789,15 @@ class ForwardInputs:
                 )
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
             mask = _intersection(mask, ~torch.isin(token_ids, ignored))
-        return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
+        return None if mask is None else mask[..., -shape[-1] :]
+
+    def _is_channels_first(self, shape: torch.Size) -> bool:
+        """Tell whether a feature map does not have its width last, as the configuration tells."""
+        has_width_second = len(shape) > 1 and shape[1] in self._widths
+        has_width = not self._widths or shape[-1] in self._widths
+        if len(shape) == 4:
+            return not has_width or has_width_second
+        return len(shape) == 3 and not has_width and has_width_second
 
     def _looks_turned(self, hidden: Tensor) -> bool:
         """Tell whether a hidden state is like the embeddings of its tokens only once it is turned,
@@ -681,10 +833,24 @@ class ForwardInputs:
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); "
                 "found none. Give token_ids= or mask=."
             )
+        num_cached = self.forward.num_cached or 0
+        shape = rows.shape if token_ids is None else token_ids.shape
+        length = shape[1] if len(shape) == 2 else mask.shape[1]
+        if num_cached < 0 and mask.shape[1] <= length:
+            raise ValueError(
+                "skip_first_positions must know how many positions are in the cache; the one that "
+                "the model is given does not tell. Give a cache with get_seq_length(), or run "
+                "whole texts."
+            )
+        mask = pad(mask, (max(0, num_cached + length - mask.shape[1]), 0), value=True)
         position_ids = self.forward.position_ids
         if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):
             position_ids = None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one, other))
 
 
 def _is_integer(ids: Tensor) -> bool:

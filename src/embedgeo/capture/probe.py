@@ -369,7 +369,7 @@ class Probe:
                 f"layer {layer.name!r} must have values; the model runs in a function transform of "
                 "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
             )
-        if not (layer.is_last_call and is_inside):
+        if not (is_inside and (layer.is_last_call or self._inputs.awaits_mask(layer))):
             self._take(layer, hidden)
             return
         # in inference mode changes in place do not show

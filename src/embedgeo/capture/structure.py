@@ -17,6 +17,11 @@ from embedgeo.formatting import listed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_TORCH_ATTENTION = (
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.MultiheadAttention,
+)
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
 _POSITIONS = re.compile(r"(?!.*rel)(?:.*[._])?(?:wpe|pos(?!t|_tag)[a-z]*)(?:[._].*)?")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
@@ -265,6 +270,20 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     ]
 
 
+def torch_attention(submodel: nn.Module) -> Iterator[nn.Module]:
+    """Torch's own layers and attention in the blocks, the outermost: they may be told of padding
+    that no module around the blocks is.
+    """
+    stack = find_stack(submodel)
+    if stack is None or isinstance(stack.parent, nn.TransformerEncoder | nn.TransformerDecoder):
+        return
+    inside = set[nn.Module]()
+    for module in (inner for block in stack.blocks for inner in block.modules()):
+        if isinstance(module, _TORCH_ATTENTION) and module not in inside:
+            inside.update(module.modules())
+            yield module
+
+
 def weights_of_rows(submodel: nn.Module) -> list[nn.Parameter]:
     """The parameters on which hidden states depend: of the embedding tables of tokens and of the
     blocks with what is beside them; all, where there are no blocks.
@@ -412,6 +431,18 @@ def model_width(model: nn.Module) -> int | None:
     last = [*stack.blocks[0].parameters()][-1:] if stack is not None else []
     width = width or next((parameter.shape[0] for parameter in last if parameter.ndim == 1), None)
     return width if isinstance(width, int) else None
+
+
+def config_widths(measured: nn.Module) -> set[int]:
+    """The widths of hidden states that the configuration tells."""
+    names = "hidden_size", "hidden_sizes", "embed_dim", "embed_dims", "embedding_size"
+    found = (getattr(getattr(measured, "config", None), name, ()) for name in names)
+    return {
+        width
+        for each in found
+        for width in (each if isinstance(each, list | tuple) else [each])
+        if isinstance(width, int)
+    }
 
 
 def weights_device(model: nn.Module) -> torch.device:
