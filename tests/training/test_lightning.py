@@ -49,10 +49,11 @@ class LogsInForward(TinyLM):
 @pytest.mark.parametrize("forward", [None, lambda module, batch: module.training_step(batch, 0)])
 def test_what_a_module_logs_in_forward_is_of_training_alone(forward, tmp_path):
     monitor = GeometryMonitor(4, probe=loader(8), probe_forward=forward, metrics=moments)
+    expected = {}
     for monitors in (), (monitor, GeometryMonitor(5, prefix="last", metrics=moments)):
         _, run = fit(tmp_path, *monitors, module=LogsInForward(), max_epochs=1)
         means = {**run.callback_metrics}
-        expected = means if not monitors else expected
+        expected = expected or means
     assert steps(monitor) == [0, 4, 8, 12, 16]
     assert all(torch.equal(means[name], expected[name]) for name in expected)
     assert "log" not in vars(run.lightning_module)

@@ -66,6 +66,20 @@ def _do_nothing(*call: object) -> None:
     """The hook of a copy."""
 
 
+def _require_values(layer: Layer, hidden: Tensor) -> None:
+    if hidden.layout != torch.strided or hidden.is_nested or hidden.is_meta:
+        kind = "nested" if hidden.is_nested else hidden.layout
+        raise TypeError(
+            f"layer {layer.name!r} must have a dense hidden state with values; got one that is "
+            f"{'on the meta device' if hidden.is_meta else kind}. Leave the layer out."
+        )
+    if is_transformed(hidden):
+        raise ValueError(
+            f"layer {layer.name!r} must have values; the model runs in a function transform of "
+            "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
+        )
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -358,17 +372,7 @@ class Probe:
                 "a layer must have a floating-point tensor as its hidden state; got "
                 f"{type(kwargs if call.takes_input else output).__name__}. Leave the layer out."
             )
-        if hidden.layout != torch.strided or hidden.is_nested or hidden.is_meta:
-            kind = "nested" if hidden.is_nested else hidden.layout
-            raise TypeError(
-                f"layer {layer.name!r} must have a dense hidden state with values; got one that is "
-                f"{'on the meta device' if hidden.is_meta else kind}. Leave the layer out."
-            )
-        if is_transformed(hidden):
-            raise ValueError(
-                f"layer {layer.name!r} must have values; the model runs in a function transform of "
-                "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
-            )
+        _require_values(layer, hidden)
         if not (is_inside and (layer.is_last_call or self._inputs.awaits_mask(layer))):
             self._take(layer, hidden)
             return
