@@ -19,7 +19,6 @@ OPTIONS = {
     "num_tokens": 512,
     "batch_size": 8,
     "token_tables": True,
-    "save_means": True,
     "save_samples": True,
     "spectrum": True,
     "after_processing": True,

@@ -120,18 +120,6 @@ def test_token_ids_must_come_with_every_update_or_with_none():
         TokenMoments(3, count_range=(1, 2)).update(x)
 
 
-@pytest.mark.parametrize("count_range", [None, (2, 300)])
-def test_means_are_those_of_each_type(count_range):
-    x, ids = token_rows(300, 5)
-    metric = updated(
-        TokenMoments(5, count_range=count_range), x, ids, [slice(0, 120), slice(120, 300)]
-    )
-    found, table = metric.means(), metric.table()
-    assert found["token_id"].tolist() == table["token_id"].tolist()
-    expected = torch.stack([x[ids == token].double().mean(0) for token in found["token_id"]])
-    torch.testing.assert_close(found["mean"], expected, rtol=1e-9, atol=1e-12)
-
-
 SEEDS = range(8)
 
 

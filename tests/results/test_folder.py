@@ -145,7 +145,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
 def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
     assert sorted(folder.tables("tokens")) == ["step0", "step8"]
-    assert folder.tables("means") == {}
+    assert folder.tables("spectra") == {}
     assert [*read_table(folder.tables("tokens")["step8"])][:4] == [
         "layer",
         "layer_index",

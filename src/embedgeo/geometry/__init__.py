@@ -220,7 +220,7 @@ class Geometry:
         call this.
 
         Args:
-            kind: ``"tokens"``, or ``"means"``: `embedgeo.TokenMoments.means`.
+            kind: ``"tokens"``, or another one that a metric's ``token_tables`` have.
         """
         return export.tables_of_types(self.measured_layers(), kind)
 

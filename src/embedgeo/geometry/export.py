@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_TYPE_COLUMNS = {
-    "tokens": ("Q", "M", "V"),
-    "means": ("mean",),
-}  # of the tables of token types beside token_id and n, by kind
+# of the tables of token types beside token_id and n, by kind
+_TYPE_COLUMNS = {"tokens": ("Q", "M", "V")}
 
 
 def tables_of_types(layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":

@@ -271,17 +271,8 @@ class TokenMoments(GeometryMetric):
         types = self._chosen()
         return {"token_id": types.token_ids, **type_values(types)}
 
-    def means(self) -> dict[str, Tensor]:
-        """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared
-        norm is M.
-
-        It is the whole state that has the means: d numbers a type. The rows are those of `table`.
-        """
-        types = self._chosen()
-        return {"token_id": types.token_ids, "n": types.n, "mean": types.mean}
-
     def token_tables(self) -> Tables:
-        return {"tokens": self.table, "means": self.means}
+        return {"tokens": self.table}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -63,7 +63,6 @@ _COORDINATE = (
 )
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
-    "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
     "spectra": pa.schema(
         [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
     ),

@@ -201,17 +201,12 @@ class Worker:
         total, count = loss.total.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
-        asked = self.settings.token_tables or self.settings.save_means
-        if asked and geometry.token_tables().empty:
+        if self.settings.token_tables and geometry.token_tables().empty:
             raise ValueError(
-                "token_tables and save_means need TokenMoments among the metrics; there is none. "
-                "Leave them out."
+                "token_tables needs TokenMoments among the metrics; there is none. Leave it out."
             )
         sample = geometry.samples() if self.settings.save_samples else None
         tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
-        if self.settings.save_means:
-            means = geometry.token_tables("means")
-            tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
         tables |= geometry.layer_tables()
         if "massive" in tables:
             tokens = tables["massive"]["token_id"].map(text.token_texts)

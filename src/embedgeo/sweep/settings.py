@@ -97,8 +97,6 @@ class SweepSettings:
             ``batch_size``.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer.
-        save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at
-            each layer, in float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
             removal of the top directions (`embedgeo.AfterProcessing`).
         removed_directions: how many of the top directions are removed by ``after_processing``
@@ -164,7 +162,6 @@ class SweepSettings:
     skip_massive: bool | float = False
     massive: float = 4.0
     token_tables: bool = False
-    save_means: bool = False
     after_processing: bool = False
     removed_directions: Sequence[int] = ()
     extra: str | list[str] | tuple[()] = ()
@@ -249,10 +246,10 @@ class SweepSettings:
             raise ValueError(
                 f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {counts!r}."
             )
-        if self.rows in ("mean", "max") and (counts or self.token_tables or self.save_means):
+        if self.rows in ("mean", "max") and (counts or self.token_tables):
             raise ValueError(
-                f"count_range, token_tables and save_means need token types; --rows {self.rows} "
-                "has none. Take other rows."
+                f"count_range and token_tables need token types; --rows {self.rows} has none. "
+                "Take other rows."
             )
         if self.types == "string" and (
             self.rows in ("mean", "max", "words") or "next_token" in self.extra_names
@@ -324,7 +321,6 @@ class SweepSettings:
         have more of them.
         """
         kinds = ["tokens"] if self.token_tables else []
-        kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
         kinds += ["jackknife"] if self.jackknife else []
         return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds

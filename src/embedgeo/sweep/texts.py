@@ -324,11 +324,10 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         if not ids.numel() or int(ids.min()) < 0:
             raise ValueError(f"{settings.num_tokens} tokens make no sequence, or one is negative")
     counts = ids.unique(return_counts=True)[1]
-    has_tables = settings.token_tables or settings.save_means
     return ProbeText(
         ids.flatten(),
         torch.full((len(ids),), length),
-        token_texts={i: str(i) for i in ids.unique().tolist()} if has_tables else {},
+        token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
         num_ordinary=ids.numel(),
         num_types=len(counts),
         num_types_once=int((counts == 1).sum()),
