@@ -436,6 +436,7 @@ class ForwardInputs:
         # positions in a cache before and after the last call of each module
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
+        self.takes_no_grad = True  # passes without gradients count, too
         self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
@@ -567,7 +568,8 @@ class ForwardInputs:
         if tokens is None:
             return
         self._last_cache[call.module] = cached, cached + tokens.shape[1]
-        if last < cached <= end and not self._warned_of_cache:
+        counts = self.takes_no_grad or call.has_gradients
+        if last < cached <= end and counts and not self._warned_of_cache:
             self._warned_of_cache = True
             warnings.warn(
                 "Forward passes that go on from a cache count as texts of their own: values that "

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -80,6 +80,10 @@ def _require_values(layer: Layer, hidden: Tensor) -> None:
         )
 
 
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -128,6 +132,7 @@ class Probe:
         self._no_grad_passes = no_grad_passes
         self._layers = layers
         self._inputs = inputs
+        inputs.takes_no_grad = no_grad_passes
         self._on_hidden = on_hidden
         self._undoing = undoing
         self._undo: Callable[[], None] = _do_nothing  # of the pass that runs in a graph
@@ -149,7 +154,8 @@ class Probe:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
             for module in () if self.is_stable else self._inputs.outer_modules:
-                stack.enter_context(watched_calls(module, self._undone_if_raised))
+                with suppress(TypeError):  # of a class whose objects take no other one
+                    stack.enter_context(watched_calls(module, self._undone_if_raised))
             for event, hook in self._hooks():
                 module = hook.module
                 if self.is_stable:
@@ -295,7 +301,7 @@ class Probe:
             return versions
         tables = [weight for table in self._inputs.tables for weight in table.parameters()]
         sizes = (
-            torch.linalg.vector_norm(weight.detach(), 1, dtype=torch.float32)
+            torch.linalg.vector_norm(weight.detach(), 1, dtype=_at_least_float32(weight))
             for weight in tables or self._inputs.weights[:1]
             if weight.is_floating_point() and weight.itemsize > 1
         )
@@ -423,9 +429,7 @@ class Probe:
         """The mean over the layer's calls at the last of them, None at the others."""
         zero = torch.zeros((), dtype=torch.float32, device=hidden.device)
         count, total = self._inputs.forward.sums.pop(layer.name, (0, zero))
-        total = total.to(hidden.device) + hidden.to(
-            torch.promote_types(hidden.dtype, torch.float32)
-        )
+        total = total.to(hidden.device) + hidden.to(_at_least_float32(hidden))
         if count + 1 == len(layer.calls):
             return total / len(layer.calls)
         self._inputs.forward.sums[layer.name] = count + 1, total

@@ -1,6 +1,5 @@
 """Charts, an explanation and pictures for loggers, beside scalars."""
 
-import csv
 import glob
 import math
 import sys
@@ -9,15 +8,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count, takewhile
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal, NamedTuple
-from urllib.parse import quote, urlsplit
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import (
-    CSVLogger,
     Logger,
     TensorBoardLogger,
     WandbLogger,
@@ -25,10 +22,9 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import cell, reason
+from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, layout_summary
-from embedgeo.results.files import replacing
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record
 
@@ -36,9 +32,6 @@ _HF_CALLBACKS = "transformers.integrations.integration_utils"
 
 Png = tuple[bytes, int, int]
 """A picture, its width and height."""
-
-COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-"""Columns of ``geometry.csv``: the keys of a `Record`."""
 
 _WANDB_STYLE = (
     "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
@@ -64,8 +57,6 @@ class Adapter:
     It belongs to one monitor in one run, and is called on the rank that writes. An error ends its
     work alone.
     """
-
-    takes_pictures: ClassVar[bool] = True  # none are drawn where no adapter takes any
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Draw or update charts, after each measurement and once more at the end, of all records of
@@ -156,7 +147,7 @@ class Media:
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""
-        if not (self._can_draw and any(adapter.takes_pictures for adapter in self._adapters or ())):
+        if not (self._can_draw and self._adapters):
             return
         try:
             require_extra("report", "drawing them")
@@ -346,78 +337,6 @@ def _newest(history: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     return ["layer", *keys], [[name, *(values.get((name, key)) for key in keys)] for name in layers]
 
 
-class Csv(Adapter):
-    """The records of a monitor, a line each, in ``geometry.csv``; of another prefix,
-    ``geometry.{prefix}.csv``.
-
-    The file is complete after each measurement. A resumed run goes on with the file of the run
-    before, whose lines of earlier steps stay, and a run that starts anew replaces it. If another
-    monitor writes to it, this one goes on in ``geometry.1.csv``, with a warning. What is undefined
-    is an empty cell.
-    """
-
-    takes_pictures = False
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path: Path | None = None
-        self._num_written = 0
-        self._left: tuple[int, int] | None = None  # the file as this monitor has left it
-
-    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        if len(history) == self._num_written:
-            return
-        middle = "" if charts.prefix == "geometry" else f".{quote(charts.prefix, safe='')}"
-        path = self._path or self._folder / f"geometry{middle}.csv"
-        if self._num_written and _state(path) != self._left:
-            self._num_written = 0
-            if path.exists():
-                paths = (path.with_name(f"geometry{middle}.{i}.csv") for i in count(1))
-                other, path = path, next(free for free in paths if not free.exists())
-                warnings.warn(
-                    f"{other} must have one monitor; another one writes to it, and this one goes "
-                    f"on in {path}. Give each monitor a prefix or a logger of its own.",
-                    stacklevel=2,
-                )
-        new = history[self._num_written :]
-        if not self._num_written:
-            # a resumed run leaves out what the run that was given up has measured later
-            _keep_earlier(path, min(new[0]["step"], charts.start + 1))
-        rows = ([record.get(column) for column in COLUMNS] for record in new)
-        with path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(
-                ["" if each != each else cell(each) for each in row]  # noqa: PLR0124 (NaN)
-                for row in rows
-            )
-        self._path = path
-        self._left = _state(path)
-        self._num_written = len(history)
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one in its place, and from itself with more in it."""
-    if not path.exists():
-        return None
-    found = path.stat()
-    return found.st_ino, found.st_size
-
-
-def _keep_earlier(path: Path, step: float) -> None:
-    """Begin a file with the columns and those lines of it that are whole and of earlier steps."""
-    header = f"{','.join(COLUMNS)}\n".encode()
-    found = path.read_bytes() if path.exists() else b""
-    first, *lines = found.splitlines(keepends=True) or [b""]
-    if not header.startswith(first):
-        raise ValueError(
-            f"{path} must begin with the columns {','.join(COLUMNS)}; it does not. Move it away."
-        )
-    earlier = takewhile(
-        lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines
-    )
-    with replacing(path) as temporary:
-        temporary.write_bytes(b"".join([header, *earlier]))
-
-
 def adapter_of(logger: Any) -> Adapter | None:
     """The adapter of a logger that takes more than scalars, None of others; Lightning's own have
     one on rank zero alone. No logger's package is imported for this.
@@ -426,8 +345,6 @@ def adapter_of(logger: Any) -> Adapter | None:
         return logger
     if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
         return None
-    if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
-        return Csv(Path(logger.log_dir))
     writer = _summary_writer(logger)
     return _wandb_adapter(logger) if writer is None else TensorBoard(writer)
 
