@@ -1,7 +1,6 @@
 """Charts, an explanation and pictures for loggers, beside scalars."""
 
 import glob
-import math
 import sys
 import warnings
 from bisect import bisect_left
@@ -47,7 +46,6 @@ class Charts(NamedTuple):
     tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
     # all pictures are due now: the time to write again what holds the whole history
     is_due: bool = True
-    start: float = math.inf  # the step at which the run has started
 
 
 class Adapter:
@@ -126,7 +124,7 @@ class Media:
         if is_first:
             logged = (record for record in history if is_logged(record, self._scalars))
             self._metrics = in_order(record["metric"] for record in logged)
-        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due, self._start)
+        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
         self._write_to_all("write_charts", charts, history)
         if is_first:
             tag = f"{self._prefix}/what the numbers mean"
