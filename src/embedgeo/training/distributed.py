@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -33,7 +34,6 @@ from embedgeo.functional.distributed import (
     current_rank,
     num_ranks,
     own_group,
-    text_number,
     together,
 )
 from embedgeo.geometry import Geometry
@@ -129,7 +129,7 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
     modules = module_names(geometry.model).items()
     names = [name for name, module in modules if module not in inside]
     text = " ".join([*names, *(layer.name for layer in geometry.layers)])
-    number = text_number(text)
+    number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest())
     largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(

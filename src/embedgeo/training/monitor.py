@@ -1118,24 +1118,15 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
 
 def _described(option: Any) -> str:
     """An option as ranks compare it, without addresses: that of a function is its name and code."""
-    if isinstance(option, partial):
-        option = [option.func, option.args, option.keywords]
-    elif isinstance(option, CodeType):
-        option = [option.co_code, option.co_names, option.co_consts]
-    elif hasattr(option, "__code__"):
-        held = option.__defaults__, option.__kwdefaults__
-        option = [option.__qualname__, option.__code__, *held]
-    elif hasattr(option, "tolist"):  # of numpy or torch
-        option = option.tolist()
-    if isinstance(option, Mapping):
-        option = [*option.items()]
+    if code := getattr(option, "__code__", None):
+        option = [option.__qualname__, code.co_code, code.co_names, code.co_consts]
     if isinstance(option, list | tuple):
         return f"[{', '.join(map(_described, option))}]"
     if isinstance(option, set | frozenset):
         return str(sorted(map(_described, option)))
-    if option is None or isinstance(option, bool | int | float | complex | str | bytes):
-        return repr(option)
-    return str(getattr(option, "__qualname__", type(option).__qualname__))
+    if callable(option) or isinstance(option, CodeType):
+        return str(getattr(option, "__qualname__", type(option).__qualname__))
+    return repr(option)
 
 
 def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:
