@@ -181,9 +181,11 @@ def _shared_rows(own: LayerSample, other: LayerSample) -> tuple[Tensor, Tensor] 
     there = torch.isin(other.row_numbers, own.row_numbers)
     if 2 * int(here.sum()) < min(len(here), len(there)):
         return None
-    if own.token_ids is None or other.token_ids is None:
-        return own.rows[here], other.rows[there]
-    if not torch.equal(own.token_ids[here], other.token_ids[there]):
+    if (
+        own.token_ids is not None
+        and other.token_ids is not None
+        and not torch.equal(own.token_ids[here], other.token_ids[there])
+    ):
         return None
     return own.rows[here], other.rows[there]
 

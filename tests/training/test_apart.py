@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import IntrinsicDimension, StepMonitor
+from embedgeo import StepMonitor
 from embedgeo.capture.structure import measured_model
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
@@ -112,10 +112,6 @@ def test_sharding_over_some_ranks_needs_to_be_told_which_have_other_rows(tmp_pat
     on_two_ranks(refusals_of_parts, tmp_path)
 
 
-def seeded(seed):
-    return lambda dim: [IntrinsicDimension(dim, seed=seed)]
-
-
 PROBE = [token_batch(2, seed=9)["input_ids"]]
 # how rank 1 differs, the steps that are measured on each rank, what rank 0 is told
 APART = {
@@ -131,7 +127,6 @@ APART = {
     "listeners": ({"listeners": [print]}, [], "listeners= differs"),
     "ignore_token_ids": ({"ignore_token_ids": [1]}, [], "ignore_token_ids= differs"),
     "mask": ({"mask": lambda batch: batch}, [], "mask= differs"),
-    "metrics": ({"metrics": seeded(1)}, [], "metrics must be the same on every rank"),
     "exception": ({}, [0, 2, 6], "step 4 is not measured"),
     "skipped step": ({}, [0, 2, 6], "at step 4 some have not come"),
     "closed early": ({}, [0, 2], "some have not come"),
@@ -147,7 +142,6 @@ def trained_apart(rank, how):
         "measure_last": False,
         "layers": ["blocks", lambda model: {"first": measured_model(model).transformer.h[0]}],
         "mask": lambda batch: None,
-        "metrics": seeded(0),
     } | (APART[how][0] if rank else {})
     num_steps = 0
     with warnings.catch_warnings(record=True) as caught:

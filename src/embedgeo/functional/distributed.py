@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
-from hashlib import blake2b
 from traceback import clear_frames
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
@@ -349,11 +348,6 @@ def all_gather_object(value: T, group: Group = None) -> list[T]:
     """The ranks' values, which are pickled, in the order of the ranks."""
     pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     return [pickle.loads(each.numpy().tobytes()) for each in all_gather(pickled, group)]
-
-
-def text_number(text: str) -> int:
-    """A number by which ranks compare texts, exact in float64."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest())
 
 
 def is_distributed() -> bool:

@@ -42,7 +42,6 @@ from embedgeo.functional.distributed import (
     current_rank,
     is_distributed,
     num_ranks,
-    text_number,
     together,
 )
 from embedgeo.functional.precision import state_device
@@ -473,14 +472,9 @@ class Geometry:
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
-        sizes, firsts, chosen, marks, num_sequences = known.split(
-            [3, 2, 2, self.settings["jackknife"], ranks], dim=1
+        sizes, firsts, marks, num_sequences = known.split(
+            [3, 2, self.settings["jackknife"], ranks], dim=1
         )
-        if len(differing := (chosen.sum(1) > 0).nonzero()):
-            raise ValueError(
-                "metrics must be the same on every rank; those of layer "
-                f"{self.layers[int(differing[0])].name!r} differ. Give one metrics= to all."
-            )
         least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
         if most > least:
             raise ValueError(
@@ -511,24 +505,22 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, bytes, and whether it has massive rows; where position ids begin, and a number of
-        its metrics, each negative and positive; a mark of each group of the jackknife that has a
-        sequence; and for each rank a number of sequences, of which this rank knows its own.
+        Its width, bytes, and whether it has massive rows; where position ids begin, negative and
+        positive; a mark of each group of the jackknife that has a sequence; and for each rank a
+        number of sequences, of which this rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
         first = self.inputs.first_position
         firsts = (-inf, -inf) if first is None else (-first, first)
-        known = [0.0, 0.0, 0.0, *firsts, -inf, -inf] + [0.0] * (num_groups + ranks)
+        known = [0.0, 0.0, 0.0, *firsts] + [0.0] * (num_groups + ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             known[:3] = metrics.dim, num_bytes, metrics.massive is not None
-            number = float(text_number(" ".join(export.recorded_metrics(metrics))))
-            known[5:7] = -number, number
             for group in metrics.groups:
-                known[7 + group] = 1
-            known[7 + num_groups + current_rank(self._group)] = metrics.num_sequences
+                known[5 + group] = 1
+            known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:

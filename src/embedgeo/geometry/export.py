@@ -88,8 +88,7 @@ def recorded_metrics(layer: LayerMetrics) -> list[str]:
     """A choice of metrics as it is recorded: by those made for a layer."""
     metrics = list[str]()
     for metric, _ in layer.with_their_copies():
-        has_digest = isinstance(metric, GeometryMetric) and metric.has_lasting_settings
-        digest = bytes(metric.settings.tolist()).hex() if has_digest else ""
+        digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
         metrics.append(f"{type(metric).__name__} {digest}".strip())
     return metrics
 

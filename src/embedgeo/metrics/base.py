@@ -183,9 +183,7 @@ class GeometryMetric(Metric):
         text = repr((type(self).__qualname__, settings, kwargs))
         digest = list(blake2b(text.encode(), digest_size=8).digest())
         self.add_state("settings", torch.tensor(digest, dtype=torch.uint8), dist_reduce_fx=None)
-        # addresses and devices are others in another process
-        self.has_lasting_settings = " at 0x" not in text and "device=" not in text
-        if self.has_lasting_settings:
+        if " at 0x" not in text:  # an address is another one in another process
             # states have been loaded by then
             self.register_load_state_dict_pre_hook(partial(_require_own_settings, digest))  # type: ignore[no-untyped-call]  # it has no annotations
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -33,7 +34,6 @@ from embedgeo.functional.distributed import (
     current_rank,
     num_ranks,
     own_group,
-    text_number,
     together,
 )
 from embedgeo.geometry import Geometry
@@ -129,7 +129,7 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
     modules = module_names(geometry.model).items()
     names = [name for name, module in modules if module not in inside]
     text = " ".join([*names, *(layer.name for layer in geometry.layers)])
-    number = text_number(text)
+    number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest())
     largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(
@@ -153,22 +153,20 @@ def kept_sharded(model: nn.Module) -> Iterator[None]:
     finally:
         undo()
         for module, parameters in zip(modules, before, strict=True):
-            if not _has(module, parameters):
+            if _own_parameters(module) != parameters:
                 module.reshard()
-            if not _has(module, parameters):  # its forward pass has raised, and did not end
+            if (
+                _own_parameters(module) != parameters
+            ):  # its forward pass has raised, and did not end
                 _end_forward(module)
                 module.reshard()
 
 
-def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+def _own_parameters(module: nn.Module) -> set[nn.Parameter]:
     """The parameters that an FSDP module shards itself: those of no FSDP module inside it."""
     inside = [each for each in module.modules() if isinstance(each, FSDPModule)]
     others = {weight for each in inside if each is not module for weight in each.parameters()}
-    return [weight for weight in module.parameters() if weight not in others]
-
-
-def _has(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
-    return {*map(id, _own_parameters(module))} == {*map(id, parameters)}
+    return {*module.parameters()} - others
 
 
 def _end_forward(module: nn.Module) -> None:

@@ -301,9 +301,8 @@ class Monitor(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the run, which is one process's own."""
-        state = {**vars(self)}
-        state.pop("_media", None)
         of_run = (
+            "_media",
             "_run",
             "_geometry",
             "_file",
@@ -312,7 +311,7 @@ class Monitor(ABC):
             "_closure_hook",
             "_meetings",
         )
-        return state | dict.fromkeys(of_run)
+        return {**vars(self), **dict.fromkeys(of_run)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -976,19 +975,18 @@ class Monitor(ABC):
         found: list[list[Any]] = []
         failures: list[str] = []
         for listener in self.listeners:
-            if why := self._broken.get(id(listener)):
-                found.append([])
-                failures.append(why)
-                continue
+            added = list[Any]()
+            why = self._broken.get(id(listener), "")
             try:
-                copies = [Record(**record) for record in records]
-                found.append(_added(step, listener(step, copies, geometry)))
-                failures.append("")
+                if not why:
+                    copies = [Record(**record) for record in records]
+                    added += _added(step, listener(step, copies, geometry))
             except Exception as error:
                 if self.on_error == "raise":
                     raise
-                found.append([])
-                failures.append(reason(error))
+                why = reason(error)
+            found.append(added)
+            failures.append(why)
         every = [failures]
         if self._ranks is not None and failures:
             of_stage = found if self._stage is not None else []
@@ -998,13 +996,16 @@ class Monitor(ABC):
             if self._stage is not None:
                 found = _joined([of_rank for _, of_rank in told])
         whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
-        for listener, why in zip(self.listeners, whys, strict=True):
-            if why and current_rank() == 0 and id(listener) not in self._broken:
+        kept = []
+        heard = list[Record]()
+        for listener, added, why in zip(self.listeners, found, whys, strict=True):
+            if not why:
+                kept.append(listener)
+                heard += added
+            elif current_rank() == 0 and id(listener) not in self._broken:
                 self._warn_of_listener(listener, f"at step {step}", why)
-        pairs = zip(self.listeners, whys, strict=True)
-        self.listeners[:] = [listener for listener, why in pairs if not why]
-        heard = zip(found, whys, strict=True)
-        return [record for added, why in heard if not why for record in added]
+        self.listeners[:] = kept
+        return heard
 
     def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
         """The scalars by tag that loggers get."""
@@ -1118,24 +1119,15 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
 
 def _described(option: Any) -> str:
     """An option as ranks compare it, without addresses: that of a function is its name and code."""
-    if isinstance(option, partial):
-        option = [option.func, option.args, option.keywords]
-    elif isinstance(option, CodeType):
-        option = [option.co_code, option.co_names, option.co_consts]
-    elif hasattr(option, "__code__"):
-        held = option.__defaults__, option.__kwdefaults__
-        option = [option.__qualname__, option.__code__, *held]
-    elif hasattr(option, "tolist"):  # of numpy or torch
-        option = option.tolist()
-    if isinstance(option, Mapping):
-        option = [*option.items()]
+    if code := getattr(option, "__code__", None):
+        option = [option.__qualname__, code.co_code, code.co_names, code.co_consts]
     if isinstance(option, list | tuple):
         return f"[{', '.join(map(_described, option))}]"
     if isinstance(option, set | frozenset):
         return str(sorted(map(_described, option)))
-    if option is None or isinstance(option, bool | int | float | complex | str | bytes):
-        return repr(option)
-    return str(getattr(option, "__qualname__", type(option).__qualname__))
+    if callable(option) or isinstance(option, CodeType):
+        return str(getattr(option, "__qualname__", type(option).__qualname__))
+    return repr(option)
 
 
 def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:
@@ -1159,20 +1151,17 @@ def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Recor
                 f"a listener must return records with the keys "
                 f"{listed([*Record.__annotations__])}; got {record!r}."
             )
-        for name in ("layer", "metric"):
-            if not isinstance(record[name], str):
-                raise TypeError(f"{name} of a record must be a text; got {record[name]!r}.")
-        made.append(
-            Record(
-                step=step,
-                layer=record["layer"],
-                layer_index=operator.index(record["layer_index"]),
-                width=operator.index(record["width"]),
-                metric=record["metric"],
-                value=float(record["value"]),
-                stderr=float(record["stderr"]),
-            )
-        )
+        if not (isinstance(record["layer"], str) and isinstance(record["metric"], str)):
+            raise TypeError(f"layer and metric of a record must be texts; got {record!r}.")
+        plain: Any = {
+            **record,
+            "step": step,
+            "layer_index": operator.index(record["layer_index"]),
+            "width": operator.index(record["width"]),
+            "value": float(record["value"]),
+            "stderr": float(record["stderr"]),
+        }
+        made.append(plain)
     return made
 
 
