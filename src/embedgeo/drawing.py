@@ -238,15 +238,6 @@ def new_figure(
     return figure, [ax]
 
 
-def retitle(figure: Figure, ax: Axes | None, title: str) -> None:
-    """Replace the title of a figure, or that of axes in somebody else's."""
-    if ax is not None:
-        ax.set_title(title, loc="left", parse_math=False)
-    else:
-        shown = figure.texts[0]
-        shown.set_text(title + "\n" * shown.get_text().count("\n"))
-
-
 def _letters(figure: Figure) -> int:
     """Letters that a figure has room for in a line."""
     return max(10, round(figure.get_figwidth() * _LETTERS / float(mpl.rcParams["font.size"])))
@@ -358,13 +349,6 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
     ax.xaxis.set_major_formatter(tick_label)
     if float(steps[0]) < float(steps[-1]):
         ax.set_xlim(steps[0], steps[-1])
-
-
-def round_ticks(ax: Axes) -> None:
-    """Few ticks on both axes, with short labels."""
-    ax.locator_params(nbins=5)
-    ax.xaxis.set_major_formatter(tick_label)
-    ax.yaxis.set_major_formatter(tick_label)
 
 
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
@@ -512,24 +496,6 @@ def _abscissae(values: pd.Series | pd.DataFrame) -> Array:
     """Where the rows of a table are drawn: at their numbers, or at their places."""
     at = values.index if is_numeric_dtype(values.index) else range(len(values))
     return np.array(at, dtype=float)
-
-
-def stacked_bars(
-    ax: Axes, heights: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]
-) -> None:
-    """Draw the columns of a table on top of each other: a bar a row."""
-    width = 0.86 if len(heights) <= 12 else 1
-    bottoms = heights.cumsum(axis=1) - heights
-    for part, label, colour in zip(heights, labels, colours, strict=True):
-        at = np.arange(len(heights))
-        ax.bar(at, heights[part], width, bottoms[part], color=colour, label=label)
-
-
-def mean_lines(ax: Axes, means: pd.DataFrame, errors: pd.DataFrame) -> None:
-    """Draw the means over blocks, of encoder and decoder apart, with their bands."""
-    for name, dashes in zip(means, DASHES, strict=False):
-        ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
-        band(ax, means[name], errors[name], "black")
 
 
 def band(ax: Axes, values: pd.Series, errors: pd.Series, colour: Any, alpha: float = 0.2) -> None:

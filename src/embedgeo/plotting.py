@@ -7,7 +7,6 @@ require_extra("report", "embedgeo.plot")
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -148,33 +147,26 @@ def plot(
         look["figure.figsize"] = list(size)
     with drawing.style(look):
         data = _draw(chosen, kind, options)
-        if title is not None:
-            drawing.retitle(data.figure, ax, title)
+        if title is not None and ax is not None:
+            ax.set_title(title, loc="left", parse_math=False)
+        elif title is not None:
+            shown = data.figure.texts[0]
+            shown.set_text(title + "\n" * shown.get_text().count("\n"))
         if size is not None:  # of several panels, too
             data.figure.set_size_inches(size)
     return data.figure
 
 
 def _draw(run: Run, kind: str, options: _Options) -> FigureData:
-    if kind in _OF_METRIC:
-        return _of_metric(run, kind, options)
-    draw = {
-        "composition": _composition,
-        "tokens": _token_types,
-        "spectrum": _spectrum,
-    }
-    data = draw[kind](run, options)
-    if data is None:
-        measured = listed(in_order(run.metrics), 50)
+    metric, measured = options.metric, listed(in_order(run.metrics), 50)
+    if kind not in _OF_METRIC:
+        draw = {"composition": _composition, "tokens": _token_types, "spectrum": _spectrum}
+        if data := draw[kind](run, options):
+            return data
         raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
-    return data
-
-
-def _of_metric(run: Run, kind: str, options: _Options) -> FigureData:
-    metric = options.metric
     if metric not in run.values:
         raise ValueError(
-            f"metric must be one that was measured at layers: {listed(in_order(run.metrics), 50)}; "
+            f"metric must be one that was measured at layers: {measured}; "
             f"got {metric!r}.{did_you_mean(metric, run.metrics)}"
         )
     return _OF_METRIC[kind](with_baseline(run, metric), metric, options.ax)
@@ -241,15 +233,14 @@ def _names(run: Run) -> list[str]:
 def _runs(results: Results, tables: str) -> list[Run]:
     """The runs in results, with those tables that a `Geometry` has to make, if they are named."""
     if isinstance(results, str | os.PathLike):
-        folder = Path(results)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
-        return read_folder(folder)
+        return read_folder(Path(results))
+    made = dict[str, pd.DataFrame]()
     if isinstance(results, Geometry):
         found = results.token_tables() if tables == "tokens" else None
         if tables == "spectra":
             found = results.layer_tables().get("spectra")
-        return _runs_of_history(results.records(), {tables: found} if found is not None else {})
+        made = {tables: found} if found is not None else made
+        results = results.records()
     if isinstance(results, pd.DataFrame):
         return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
@@ -257,13 +248,7 @@ def _runs(results: Results, tables: str) -> list[Run]:
         isinstance(record, Mapping) for record in records
     ):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return _runs_of_history(records)
-
-
-def _runs_of_history(
-    records: Sequence[Mapping[str, Any]], tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
-) -> list[Run]:
-    return runs_of_records(pd.DataFrame(list(records)), **tables) if len(records) else []
+    return runs_of_records(pd.DataFrame(list(records)), **made) if len(records) else []
 
 
 def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:

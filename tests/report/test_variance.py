@@ -65,7 +65,7 @@ def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run) -> None:
 
 
 def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
-    data = variance.largest_coordinates(run, *variance.read_coordinates(run))
+    (data,) = variance.coordinate_tables(run)
     numbers, last = data.numbers.sort_index(), coordinate_table(LAST, LAYERS)
     for share in ("share_of_V", "share_of_cosine"):
         for layer in LAYERS:

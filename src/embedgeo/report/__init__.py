@@ -4,9 +4,7 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.report")
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,8 +17,8 @@ from rich.progress import Progress
 from embedgeo.drawing import style
 from embedgeo.formatting import cell, did_you_mean, listed
 from embedgeo.glossary import in_order
-from embedgeo.report.page import FigureWriter, Panel, write_page
-from embedgeo.report.plan import Plan, Planner
+from embedgeo.report.page import FigureWriter, write_page
+from embedgeo.report.plan import Planner
 from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
@@ -30,7 +28,6 @@ from embedgeo.results.records import MODEL
 
 __all__ = ["write_report"]
 
-_SECONDS = 5.0  # between lines on progress
 _MARK = '<meta name="generator" content="embedgeo report">'
 
 
@@ -93,9 +90,7 @@ def write_report(
                 writer = FigureWriter(new / "figures")
                 planner = Planner(runs, writer, references, layers)
                 plan = planner.page_of(metrics) if metrics else planner.page()
-                drawn = progress.track(
-                    _said(console, plan), len(plan), description="Drawing figures"
-                )
+                drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, panels, writer.plots)
@@ -110,16 +105,6 @@ def write_report(
             line = f"{label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page
-
-
-def _said(console: Console, plan: Plan) -> Iterator[tuple[str, Callable[[], Panel]]]:
-    """The panels of a plan; where no bar shows it, a line says every few seconds which is drawn."""
-    said = -inf
-    for i, (title, draw) in enumerate(plan, 1):
-        if not console.is_terminal and time.monotonic() > said + _SECONDS:
-            console.print(f"drawing {i} of {len(plan)}: {title}", soft_wrap=True)
-            said = time.monotonic()
-        yield title, draw
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:

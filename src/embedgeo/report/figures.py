@@ -14,7 +14,6 @@ from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import number
 from embedgeo.glossary import GAUSSIAN, WITHOUT_MASSIVE, term
 from embedgeo.report.runs import ALL_ROWS, ORDINARY, Run, drawable
-from embedgeo.report.summary import outlier_steps
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
@@ -43,15 +42,16 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         _of_rows(each, shown.mean_rows) for each in (shown.means, shown.mean_errors)
     )
     of_all = _of_rows(run.table(metric).join(run.means(metric)), ALL_ROWS)
-    of_all = of_all.drop(columns=means, errors="ignore")
+    of_all = of_all.drop(columns=means if shown.rows else of_all, errors="ignore")
     gaussian = run.gaussian_means(metric + WITHOUT_MASSIVE * bool(shown.rows))
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     draw.lines(ax, table, colours, errors)
-    if shown.rows:
-        ax.plot(of_all, color="grey", lw=_THIN)
-    draw.mean_lines(ax, means, mean_errors)
+    ax.plot(of_all, color="grey", lw=_THIN)
+    for name, dashes in zip(means, draw.DASHES, strict=False):
+        ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
+        draw.band(ax, means[name], mean_errors[name], "black")
     baseline = _named_gaussian(gaussian)
     few = means[means.index.isin(run.few_rows.index)]
     if len(few):  # marks of none would be outside of the figure
@@ -61,7 +61,6 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     draw.legend(ax)
     numbers = _of_rows(table, shown.rows).join(means)
     numbers, bands = with_errors(numbers, every_error.set_axis(numbers.columns, axis=1))
-    numbers = numbers.join(of_all) if shown.rows else numbers
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(
         f"{str(name).capitalize()}: {trend(means[name], run.comparable(means[name]))}"
@@ -74,19 +73,20 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
-        *([Lines("all", of_all, "grey", width=_THIN)] if shown.rows else []),
-        *_baseline_lines(baseline),
+        Lines("all", of_all, "grey", width=_THIN),
+        _baseline_lines(baseline),
         Lines("few", few.add_suffix(", few rows"), "black"),
     ]
-    return FigureData(f"{metric}-dynamics", figure, numbers.join(baseline), alt, text, lines)
+    return FigureData(
+        f"{metric}-dynamics", figure, numbers.join([of_all, baseline]), alt, text, lines
+    )
 
 
-def _baseline_lines(values: pd.DataFrame) -> list[Lines]:
+def _baseline_lines(values: pd.DataFrame) -> Lines:
     """The dashed lines of the baseline, as far as it is known."""
     known = values.dropna(axis=1, how="all")
     look = draw.BASELINE
-    lines = Lines("gaussian", known, look["color"], dashes=look["ls"], width=look["lw"])
-    return [lines] if len(known.columns) else []
+    return Lines("gaussian", known, look["color"], dashes=look["ls"], width=look["lw"])
 
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
@@ -110,8 +110,9 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         draw.band(ax, last, errors.iloc[-1], "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(last.to_numpy(), label=run.last_label, **look)
-    if shown.rows:
-        ax.plot(whole.iloc[-1].to_numpy(), color="grey", lw=_THIN, label=ALL_ROWS)
+    of_all = whole.T if shown.rows else whole.T.iloc[:, :0]
+    last_of_all = of_all.iloc[:, -1:].rename(columns=lambda _: ALL_ROWS)
+    ax.plot(last_of_all.to_numpy(), color="grey", lw=_THIN, label=ALL_ROWS)
     baseline = baselines.iloc[-1].reset_index(drop=True)
     draw.value_axis(ax, named, table, baseline, run.axis, errors)
     draw.legend(ax)
@@ -122,9 +123,9 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
             for each in (table, errors)
         )
     )
-    if shown.rows:
-        numbers = numbers.join(_of_rows(whole.T, ALL_ROWS))
-    numbers = numbers.assign(**{GAUSSIAN: baselines.iloc[-1].drop("", errors="ignore")})
+    numbers = numbers.join(_of_rows(of_all, ALL_ROWS)).assign(
+        **{GAUSSIAN: baselines.iloc[-1].drop("", errors="ignore")}
+    )
     alt = f"{named.name} against layer" + (
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )
@@ -134,12 +135,8 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     lines = [
         *of_steps,
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
-        *(
-            [Lines("all", whole.iloc[[-1]].T.set_axis([ALL_ROWS], axis=1), "grey", width=_THIN)]
-            if shown.rows
-            else []
-        ),
-        *_baseline_lines(baselines.iloc[-1].to_frame(GAUSSIAN)),
+        Lines("all", last_of_all, "grey", width=_THIN),
+        _baseline_lines(baselines.iloc[-1].to_frame(GAUSSIAN)),
     ]
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
 
@@ -189,9 +186,7 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
 
 
 def loss_figures(run: Run) -> Iterator[FigureData]:
-    """The loss on the measured text, if it is known; losses out of line with their neighbours are
-    marked.
-    """
+    """The loss on the measured text, if it is known."""
     if not run.has_steps or "loss" not in run.model or run.model["loss"].isna().all():
         return
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
@@ -199,11 +194,6 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, color="black", lw=1.2)
-    outlying = values[values.index.isin(outlier_steps(run))]
-    if len(outlying):
-        look: dict[str, Any] = {"ls": "", "marker": "x", "ms": 9, "mew": 2, "color": draw.ACCENT}
-        ax.plot(outlying, label="out of line with its neighbours", **look)
-    draw.legend(ax)
     numbers = values.to_frame()
     lines = [Lines("last", numbers, "black", width=1.2)]
     yield FigureData(
@@ -243,7 +233,11 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
     if by == "layer":
         heights = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0)
-        draw.stacked_bars(ax, heights, labels, colours)
+        bottoms = heights.cumsum(axis=1) - heights
+        width = 0.86 if len(heights) <= 12 else 1
+        for part, label, colour in zip(heights, labels, colours, strict=True):
+            bar = np.arange(len(heights)), heights[part], width, bottoms[part]
+            ax.bar(*bar, color=colour, label=label)
         draw.layer_axis(ax, run.axis)
         alt += "by layer."
         text = f"Mean over blocks: {last}."
@@ -298,15 +292,8 @@ def trend(values: pd.Series, comparable: pd.Series | None = None) -> str:
     if finite.empty:
         return "undefined."
     among = finite if comparable is None else comparable
-    first, last, lowest, highest = (
-        f"{number(known.iloc[i])} at {_place(known.index[int(i)])}"
-        for known, i in (
-            (finite, 0),
-            (finite, -1),
-            (among, among.argmin()),
-            (among, among.argmax()),
-        )
-    )
+    places: Any = finite.index[0], finite.index[-1], among.idxmin(), among.idxmax()
+    first, last, lowest, highest = (f"{number(finite[at])} at {_place(at)}" for at in places)
     return f"{first}, {last}; lowest {lowest}, highest {highest}."
 
 

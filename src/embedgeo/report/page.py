@@ -95,17 +95,12 @@ class FigureWriter:
     def add(self, data: FigureData | TableData, label: str = "") -> PageFigure:
         """Save a figure or a table under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
-        whole = (
-            "-".join(word for word in words if word)
-            .encode()[:_LONGEST_NAME]
-            .decode(errors="ignore")
-        )
+        whole = "-".join(filter(None, words)).encode()[:_LONGEST_NAME].decode(errors="ignore")
         numbered = (whole, *(f"{whole}-{number}" for number in range(2, len(self._names) + 3)))
         name = next(name for name in numbered if name.lower() not in self._names)
         self._names.add(name.lower())
         if isinstance(data, TableData):
-            tables = self.folder.with_name("tables")
-            write_csv(data.numbers, tables / f"{name}.csv")
+            write_csv(data.numbers, self.folder.with_name("tables") / f"{name}.csv")
             return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
         before = self.plots.size

@@ -17,7 +17,6 @@ from embedgeo.layer_names import layer_labels
 
 _DIGITS = 4  # of values; their errors have two
 _PIXELS = 96 / 72  # CSS pixels in a point
-_DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
 _GREY = "#777777"
 _FEW = 800  # values of a kind of lines that have marks, as in the pictures
 
@@ -139,5 +138,5 @@ def _nested(rows: Iterable[Iterable[str]]) -> str:
 
 
 def _in_pixels(dashes: Any, width: float) -> list[float]:
-    pattern = _DASHES[dashes] if isinstance(dashes, str) else dashes[1]
+    pattern = () if dashes == "-" else dashes[1]
     return [round(length * width * _PIXELS, 1) for length in pattern]

@@ -59,7 +59,6 @@ def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
             raise ValueError(
                 f"a reference must be a run measured at several steps; {reference.label} is not."
             )
-    for reference in references:
         for run in runs:
             what = "; ".join(
                 f"{name} {theirs} in place of {own}"

@@ -38,26 +38,22 @@ _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
-    *(
-        "model",
-        "steps",
-        "revisions",
-        "layers",
-        "jackknife",
-        "save_samples",
-        "save_means",
-        "token_tables",
-        "spectrum",
-    ),
-    *(
-        "count_special",  # what texts begin with says it
-        "extra",
-        "after_processing",
-        "model_class",
-        "trust_remote_code",
-        "by",
-        "date",
-    ),
+    "model",
+    "steps",
+    "revisions",
+    "layers",
+    "jackknife",
+    "save_samples",
+    "save_means",
+    "token_tables",
+    "spectrum",
+    "count_special",  # what texts begin with says it
+    "extra",
+    "after_processing",
+    "model_class",
+    "trust_remote_code",
+    "by",
+    "date",
 )
 SETTINGS = {
     "text_sha256": "text",
@@ -466,7 +462,7 @@ def read_folder(folder: Path) -> list[Run]:
     `with_baseline`.
     """
     if not folder.is_dir() and not is_history(folder):
-        raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
+        raise FileNotFoundError(f"results must be in folders of runs; {folder} is none.")
     sweep = SweepFolder(folder)
     runs = list(_runs_of_sweep(sweep) if sweep.done() else map(_monitored, monitored_runs(folder)))
     if not runs:

@@ -278,20 +278,13 @@ def _near_copies(run: Run) -> list[str]:
     # where TwoNN is the larger one, near copies are not the cause
     factor = at_next / dimension
     found = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
+    worst: Any = found.groupby("layer").idxmax()
     return [
-        f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}"
-        for layer, worst, when in _largest(run, found)
+        f"{layer}: {dimension[worst[layer]]:.3g}, and {at_next[worst[layer]]:.3g} at the next scale"
+        + (f" at step {worst[layer][0]:,}" if run.has_steps else "")
+        for layer in run.layers
+        if layer in worst
     ]
-
-
-def _largest(run: Run, values: "pd.Series[float]") -> Iterator[tuple[str, Any, str]]:
-    """Each layer that has a value, the place of its largest one, and the step there in words."""
-    known = values.dropna()
-    for layer in run.layers:
-        of_layer = known[known.index.get_level_values("layer") == layer]
-        if len(of_layer):
-            worst: Any = of_layer.idxmax()
-            yield layer, worst, f" at step {worst[0]:,}" if run.has_steps else ""
 
 
 def _steps_text(steps: Sequence[int]) -> str:
@@ -342,12 +335,10 @@ def apart(runs: Sequence[Run]) -> str:
 
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:
-    """Sizes of what was measured: a row of cells for each run; without steps or groups where no run
-    has any.
-    """
+    """Sizes of what was measured: a row of cells for each run, as far as they are known."""
     columns = {
         "group": [run.group or _UNKNOWN for run in runs],
-        "measurements": [f"{len(run.steps):,}" for run in runs],
+        "measurements": [f"{len(run.steps):,}" if run.has_steps else _UNKNOWN for run in runs],
         "steps": [_range_text(run.steps if run.has_steps else []) for run in runs],
         "layers": [
             f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN
@@ -360,9 +351,8 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
         "token types": [_range_text(run.values.get("token_types", [])) for run in runs],
         "rows each": [_range_text(run.values.get("n", [])) for run in runs],
     }
-    without = [] if any(run.has_steps for run in runs) else ["measurements", "steps"]
-    without += [] if any(run.group for run in runs) else ["group"]
-    return pd.DataFrame(columns, [run.label for run in runs]).drop(columns=without)
+    table = pd.DataFrame(columns, [run.label for run in runs])
+    return table.loc[:, (table != _UNKNOWN).any()]
 
 
 def num_regressed(metric: str, runs: Sequence[Run]) -> str:

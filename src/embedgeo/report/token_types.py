@@ -30,10 +30,6 @@ class Types(NamedTuple):
     table: pd.DataFrame
     most_layers: int  # at which they are drawn, evenly spaced over the depth
 
-    def layers_to_draw(self) -> list[str]:
-        """The layers at which several figures are drawn."""
-        return self.run.layers_to_draw(self.table, self.most_layers)
-
 
 def types_of(run: Run, most_layers: int = 4) -> Types | None:
     """The token types of a run, if it has any that can be drawn."""
@@ -54,18 +50,19 @@ def mean_against_variance(
 
     Types outside of the range of the regression are pale, and have no room of their own.
     """
-    run, step, table, _ = known
-    layers = layers or known.layers_to_draw()
+    run, step, table, most_layers = known
+    layers = layers or run.layers_to_draw(table, most_layers)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)
     table = table[table["layer"].isin(layers)]
-    regressed = table[_is_regressed(table)]
+    is_regressed = table["n"].between(*REGRESSION_COUNT_RANGE)
+    regressed = table[is_regressed]
     norm = _count_bar(axes[-1], regressed["n"])
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
-        others = table[(table["layer"] == layer) & ~_is_regressed(table)]
+        others = table[(table["layer"] == layer) & ~is_regressed]
         panel.scatter(
             types["M"],
             types["V"],
@@ -89,7 +86,9 @@ def mean_against_variance(
             ax.plot([], label=fit, **_LINE)
             draw.legend(ax)
         panel.set_xlabel("M of the token type")
-        draw.round_ticks(panel)
+        panel.locator_params(nbins=5)
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter(draw.tick_label)
         texts.append(
             f"{layer}: {fit} over "
             f"{'one token type' if len(types) == 1 else f'{len(types)} token types'}"
@@ -104,15 +103,11 @@ def mean_against_variance(
 
 def _count_bar(ax: Axes, counts: pd.Series) -> LogNorm:
     """Add a colour bar for how often token types occur; the scale of its colours."""
-    least = float(counts.min()) if len(counts) else 1.0
-    norm = LogNorm(least, max(least + 1, float(counts.max()) if len(counts) else 1.0))
+    least, most = (counts.min(), counts.max()) if len(counts) else (1.0, 1.0)
+    norm = LogNorm(least, max(least + 1, most))
     bar = draw.value_bar(ax, ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
-    draw.log_ticks(bar.ax, least, float(norm.vmax or least + 1))
+    draw.log_ticks(bar.ax, least, max(least + 1, most))
     return norm
-
-
-def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
-    return table["n"].between(*REGRESSION_COUNT_RANGE)
 
 
 def _draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> str:
@@ -123,9 +118,4 @@ def _draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> str:
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
-    values = {"slope": slope, "R²": r2}
-    words = (
-        f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined"
-        for name, value in values.items()
-    )
-    return with_minus(", ".join(words))
+    return with_minus(f"slope {slope:.3g}, R² {r2:.3g}".replace("nan", "undefined"))

@@ -150,10 +150,8 @@ def _draw_spectra(
     if n < 3 or not 2 <= dim <= _WIDEST:
         return pd.Series(np.nan, index, name=GAUSSIAN), np.nan
     eigenvalues = gaussian_eigenvalues(n - 1, dim)
-    values = pd.Series(
-        eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name=GAUSSIAN
-    ).reindex(index)
-    gaussian = values.where(values > 0)
+    values = pd.Series(eigenvalues / eigenvalues.mean(), range(1, dim + 1), name=GAUSSIAN)
+    gaussian = values[values > 0].reindex(index)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
     ax.plot(gaussian, label=GAUSSIAN, **draw.BASELINE)
     ax.axhline(
@@ -180,28 +178,20 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
     ax.xaxis.set_major_formatter(draw.tick_label)
 
 
-def read_coordinates(run: Run) -> tuple[int, pd.DataFrame]:
-    """The last step with a table of the largest coordinates, and those of known shares."""
-    step = run.steps_of("coordinates")[-1]
-    table = run.read("coordinates", step)
+def coordinate_tables(run: Run) -> Iterator[TableData]:
+    """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
+    last step that has a table of them; the page has the first five.
+    """
+    steps = run.steps_of("coordinates")
+    if not steps:
+        return
+    table = run.read("coordinates", steps[-1])
     of_cosine = table["share_of_cosine"]
     table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
     is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
-    return step, table[is_known].drop_duplicates(["layer", "coordinate"])
-
-
-def coordinate_tables(run: Run) -> Iterator[TableData]:
-    """The table of the largest coordinates, if they were measured."""
-    if run.steps_of("coordinates"):
-        step, table = read_coordinates(run)
-        if len(table):
-            yield largest_coordinates(run, step, table)
-
-
-def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
-    """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
-    last step; the page has the first five.
-    """
+    table = table[is_known].drop_duplicates(["layer", "coordinate"])
+    if table.empty:
+        return
     ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
     present = run.layers_in(table)
     shown = ranked[ranked["rank"] <= _SHOWN]
@@ -212,9 +202,9 @@ def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
     by_variance = _ranked(table, "share_of_V")
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
-    return TableData(
+    yield TableData(
         "coordinates-largest",
-        run.titled("The largest coordinates", step),
+        run.titled("The largest coordinates", steps[-1]),
         cells.rename(columns=_SHARES).reset_index(),
         ranked.reset_index("by").set_index(["by", "layer", "rank"]),
         text,
@@ -227,7 +217,5 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
     """
     descending = table.dropna(subset=share).sort_values(share, ascending=False, kind="stable")
     ranks = descending.groupby("layer").cumcount() + 1
-    ranked = descending.assign(rank=ranks, share=descending[share])[
-        ["layer", "rank", "coordinate", "share"]
-    ]
-    return ranked[ranked["rank"] <= _NAMED]
+    ranked = descending.assign(rank=ranks, share=descending[share])
+    return ranked.loc[ranks <= _NAMED, ["layer", "rank", "coordinate", "share"]]
