@@ -74,6 +74,11 @@ def test_every_monitor_calls_its_listeners_with_copies(tmp_path):
     assert other.steps == sorted({record["step"] for record in callback.history})
 
 
+def test_one_that_fails_is_raised_where_that_is_asked():
+    with pytest.raises(RuntimeError, match="not this one"):
+        loop(5, Heard(fails_at=2), on_error="raise")
+
+
 def test_the_state_of_a_listener_is_saved():
     state = loop(3, Heard(), measure_last=False).state_dict()
     StepMonitor(gpt_neox(), 1, listeners=[heard := Heard()]).load_state_dict(state)
