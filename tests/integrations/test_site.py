@@ -26,17 +26,6 @@ _FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8"
 _EMPTY_HEADS = """
 return [...document.querySelectorAll("thead")].filter(e => !e.innerText.trim() && e.offsetHeight).length;
 """
-_TABLES = """
-return [...document.querySelectorAll(".md-typeset table:not([class])")].map(table => {
-  const [first] = [...table.rows].map(row => row.cells[0]).filter(cell => cell.offsetWidth);
-  const box = table.closest(".md-typeset__scrollwrap");
-  return [getComputedStyle(box).overflowX, box.clientWidth, first.offsetWidth];
-});
-"""
-_WRAPPED = """
-const tables = [...document.querySelectorAll(".md-typeset table:not([class])")];
-return tables.every(table => table.closest(".md-typeset__scrollwrap"));
-"""
 _PICTURES = """
 const shown = [...document.querySelectorAll("article img")].filter(image => image.offsetWidth);
 return shown.map(image => image.src.split("/").pop());
@@ -145,46 +134,6 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
         names = browser.run(loaded) + browser.run(_LINKED)
         assert [name for name in names if not name.startswith(own)] == []
     browser.prefer("light")
-
-
-@pytest.mark.parametrize("by", ["a server", "a disk"])
-def test_the_search_finds_what_is_asked_for(browser, url, site, by):
-    start = (url if by == "a server" else f"{site.as_uri()}/") + "index.html"
-    opened(browser, start)
-    type_in = """
-        const field = document.querySelector("[data-md-component=search-query]");
-        field.focus();
-        field.value = arguments[0];
-        field.dispatchEvent(new Event("input", { bubbles: true }));
-        field.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
-    """
-    results = "[...document.querySelectorAll('.md-search-result__link')]"
-    links = f"return {results}.map(a => [a.pathname, a.innerText])"
-    browser.wait(f"{type_in} return {results}.length", "TwoNN")
-    found = browser.run(links)
-    assert any("twonn" in text.lower() for _, text in found), found
-    assert any("/definitions.html" in path for path, _ in found), found
-    browser.run(type_in, "StepMonitor")
-    browser.wait(
-        "return [...document.querySelectorAll('.md-search-result__link')].some(a => "
-        "/StepMonitor/.test(a.innerText))"
-    )
-    assert any("/reference/monitors.html" in path for path, _ in browser.run(links))
-    assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
-
-
-def test_pages_fit_a_narrow_screen_and_their_tables_scroll_by_themselves(browser, url):
-    browser.emulate(420, 900)
-    for page in PLACES:
-        opened(browser, url + page)
-        browser.wait(_WRAPPED)
-        over = browser.run("return document.documentElement.scrollWidth - window.innerWidth")
-        wrong = [
-            each
-            for each in browser.run(_TABLES)
-            if each[0] != "auto" or each[1] > 420 or each[2] < 140
-        ]
-        assert (max(over, 0), wrong) == (0, []), page
 
 
 def test_every_page_is_in_the_site_and_its_search(site):

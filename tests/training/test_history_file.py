@@ -25,13 +25,11 @@ from tests.training.hf_runs import hf_trainer
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
     RESUMED,
-    UserError,
     fit,
     loader,
     moments,
     n_at,
     of_monitors,
-    raises_in,
     steps,
 )
 
@@ -124,15 +122,6 @@ def test_a_logger_on_a_server_or_without_a_folder_makes_none_here(
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")]
     assert found == ([f"{folder}/history.parquet"] if folder else [])
     assert folder or not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
-def test_a_run_that_breaks_off_has_its_history(tmp_path, error):
-    monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path)
-    with pytest.raises((UserError, SystemExit)):
-        fit(tmp_path, monitor, module=raises_in("training_step", error), max_steps=6)
-    assert written(tmp_path) == {"history.parquet": [0, 1]}
-    assert steps(monitor) == [0, 1]
 
 
 def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(

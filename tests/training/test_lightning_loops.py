@@ -100,18 +100,6 @@ def test_the_last_probe_measurement_is_at_the_first_step_after_a_scheduled_one(t
     assert steps(monitor) == [0, 6]
 
 
-def test_a_window_goes_on_across_epochs_and_leaves_their_validation_out(tmp_path):
-    monitor = GeometryMonitor(5, window=4, metrics=moments, measure_last=False, on_error="raise")
-    options = {
-        "max_epochs": 3,
-        "limit_train_batches": 3,
-        "val": loader(8),
-        "num_sanity_val_steps": 2,
-    }
-    fit(tmp_path, monitor, module=ValidatedLM(), **options)
-    assert n_at(monitor) == {0: 4 * BATCH, 5: 4 * BATCH}
-
-
 def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
     class Skips(ValidatedLM):
         def on_train_batch_start(self, batch, batch_idx):
