@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 _OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}
+_MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
 _MADE_READY = FullyShardedDataParallel, DistributedDataParallel, LazyModuleMixin
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # the ``forward`` inside of what watches it
@@ -224,7 +225,7 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
             found += (attributes := _attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)
     elif isinstance(value, dict | list | deque | set | tuple):
-        found += _contents(value)
+        found += _contents(value) if len(value) <= _MOST_CONTENTS else ()
         put_back = partial(_put_contents, value, copy(value))
     elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         local = getattr(value, "_local_tensor", value)  # comparing DTensors is a collective
