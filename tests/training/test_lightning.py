@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from embedgeo import GeometryMonitor
 from tests.training.runs import (
     TinyLM,
+    WithoutDropout,
     fit,
     loader,
     moments,
@@ -36,7 +37,7 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
     assert value(monitor, 0, "block.00", "n") == even
 
 
-class LogsInForward(TinyLM):
+class LogsInForward(WithoutDropout):
     def forward(self, batch):
         out = self.model(**batch, labels=batch["input_ids"])
         self.log_dict({"norm": out.logits.norm()}, on_epoch=True, batch_size=1)
@@ -46,16 +47,17 @@ class LogsInForward(TinyLM):
         return self(batch)
 
 
-@pytest.mark.parametrize("forward", [None, lambda module, batch: module.training_step(batch, 0)])
-def test_what_a_module_logs_in_forward_is_of_training_alone(forward, tmp_path):
-    monitor = GeometryMonitor(4, probe=loader(8), probe_forward=forward, metrics=moments)
-    expected = {}
-    for monitors in (), (monitor, GeometryMonitor(5, prefix="last", metrics=moments)):
-        _, run = fit(tmp_path, *monitors, module=LogsInForward(), max_epochs=1)
-        means = {**run.callback_metrics}
-        expected = expected or means
-    assert steps(monitor) == [0, 4, 8, 12, 16]
-    assert all(torch.equal(means[name], expected[name]) for name in expected)
+def test_what_a_module_logs_in_forward_is_of_training_alone(tmp_path):
+    options = {"probe_forward": lambda module, batch: module.training_step(batch, 0)}
+    monitor = GeometryMonitor(4, probe=loader(8), metrics=moments, **options)
+    last = GeometryMonitor(5, prefix="last", metrics=moments, **options)
+    plain, run = (
+        fit(tmp_path, *monitors, module=LogsInForward(), max_epochs=1)[1]
+        for monitors in ((), (monitor, last))
+    )
+    assert (steps(monitor), steps(last)) == ([0, 4, 8, 12, 16], [0, 5, 10, 15, 16])
+    means = run.callback_metrics
+    assert all(torch.equal(means[name], mean) for name, mean in plain.callback_metrics.items())
     assert "log" not in vars(run.lightning_module)
 
 

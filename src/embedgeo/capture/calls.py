@@ -222,9 +222,12 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
     if isinstance(value, nn.Module):
         found += value.children()
         if not isinstance(value, _MADE_READY):
+            found += value.buffers(recurse=False)  # of a scripted one, too
             found += (attributes := _attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)
-    elif isinstance(value, dict | list | deque | set | tuple):
+    elif isinstance(value, tuple):
+        found += value
+    elif isinstance(value, dict | list | deque | set):
         found += _contents(value) if len(value) <= _MOST_CONTENTS else ()
         put_back = partial(_put_contents, value, copy(value))
     elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -259,7 +262,7 @@ def _put_attributes(module: nn.Module, before: dict[str, Any]) -> None:
 
 def _contents(value: Any) -> list[Any]:
     """Elements, or keys and values."""
-    return [*value, *getattr(value, "values", tuple)()]
+    return [*value, *(value.values() if isinstance(value, dict) else ())]
 
 
 def _put_contents(value: Any, before: Any) -> None:
