@@ -44,6 +44,17 @@ FOREIGN = {
         "_orig_mod",
         "_python_dispatch",
         "_version",
+    }
+    | {
+        "_fsdp_use_orig_params",
+        "_handle",
+        "_inter_node_pg",
+        "_is_root",
+        "_is_view",
+        "_local_tensor",
+        "_parameters",
+        "_reshard",
+        "_runtime_utils",
     },
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
     "options.py": {"_actions", "_get_option_tuples"},  # argparse

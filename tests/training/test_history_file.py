@@ -194,7 +194,7 @@ def test_a_resumed_run_drops_nothing_that_was_measured(tmp_path, caplog):
 
 @pytest.mark.parametrize("way", ["lightning", "hugging face", "loop"])
 def test_what_a_checkpoint_counts_as_measured_is_in_the_file(way, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_PAUSE", 1e9)  # it is written once, unless it has to be
+    monkeypatch.setattr(parquet, "PAUSE", 1e9)  # it is written once, unless it has to be
     options, seen = {"folder": tmp_path / "own", "every_n_steps": 1, **OPTIONS}, []
 
     def see(*args, **kwargs):
@@ -222,7 +222,7 @@ def test_what_a_broken_off_run_holds_is_written_before_another_one_opens_its_fil
     tmp_path, monkeypatch
 ):
     """Also if it was told a relative folder, and the process works elsewhere now."""
-    monkeypatch.setattr(parquet, "_PAUSE", 1e9)
+    monkeypatch.setattr(parquet, "PAUSE", 1e9)
     monkeypatch.chdir(tmp_path)
     model = small_model()
     broken_off = StepMonitor(model, 1, layers="1", folder="own", **OPTIONS)

@@ -12,6 +12,7 @@ IDS = torch.arange(24).view(2, 12)
 MANY_IDS = torch.arange(50).repeat(24).view(100, 12)
 OF_ALL = "dimension between tokens (1,000 rows), intrinsic dimension (1,000 rows)"
 FEW = f" That is too few for {OF_ALL}, anisotropy (160 rows)."
+OF_NANO = "token ids of transformer.wte, the model's mask where it is given one."
 BY_HAND = {
     "token_ids": lambda batch: torch.zeros(batch.shape[:2], dtype=torch.int64),
     "mask": lambda batch: torch.ones(batch.shape[:2]),
@@ -53,8 +54,18 @@ def test_it_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
 @pytest.mark.parametrize(
     ("batch", "options", "sources", "n"),
     [
-        (IDS, {}, "token ids of transformer.wte, no mask." + FEW, 24),
-        (MANY_IDS, {}, "token ids of transformer.wte, no mask.", 1200),
+        (
+            IDS,
+            {},
+            OF_NANO + FEW,
+            24,
+        ),
+        (
+            MANY_IDS,
+            {},
+            "token ids of transformer.wte, the model's mask where it is given one.",
+            1200,
+        ),
         (IDS, BY_HAND, "token ids of token_ids=, mask of mask=." + FEW, 24),
         (
             IDS,
@@ -79,7 +90,10 @@ def test_the_rows_of_a_probe_and_of_a_batch_that_does_not_tell_them(caplog):
     lines, _ = opened(NanoGPT(), None, caplog, IDS, probe=probe)
     assert "up to 480 rows a measurement (batches like the first, each run once: 2)" in lines[1]
     lines, _ = opened(NanoGPT(), None, caplog, IDS)
-    assert lines[1] == "StepMonitor: token ids of transformer.wte, no mask."
+    assert (
+        lines[1]
+        == "StepMonitor: token ids of transformer.wte, the model's mask where it is given one."
+    )
     model = gpt_neox()
     batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
     lines, _ = opened(model, batch, caplog, IDS, metrics=moments)

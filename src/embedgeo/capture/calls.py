@@ -18,9 +18,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 
+from embedgeo.capture.torch_names import local_part, own_attributes
+
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
-_OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}
 _MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
 _MADE_READY = FullyShardedDataParallel, DistributedDataParallel, LazyModuleMixin
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
@@ -223,7 +224,7 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
         found += value.children()
         if not isinstance(value, _MADE_READY):
             found += value.buffers(recurse=False)  # of a scripted one, too
-            found += (attributes := _attributes(value)).values()
+            found += (attributes := own_attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)
     elif isinstance(value, tuple):
         found += value
@@ -231,7 +232,7 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
         found += _contents(value) if len(value) <= _MOST_CONTENTS else ()
         put_back = partial(_put_contents, value, copy(value))
     elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        local = getattr(value, "_local_tensor", value)  # comparing DTensors is a collective
+        local = local_part(value)  # comparing DTensors is a collective
         if local.layout is torch.strided and not local.is_meta:
             put_back = partial(_put_values, local, local.detach().clone())
     elif isinstance(value, _GENERATORS):
@@ -243,19 +244,8 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
     return put_back
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes that are not torch's own, nor DeepSpeed's, nor parameters as FSDP1 has them."""
-    has_views = not getattr(module, "_fsdp_use_orig_params", True)
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not (name in _OF_MODULES or name in module._parameters or name.startswith("ds_"))
-        and not (has_views and isinstance(value, Tensor) and value._is_view())
-    }
-
-
 def _put_attributes(module: nn.Module, before: dict[str, Any]) -> None:
-    for name in _attributes(module).keys() - before.keys():
+    for name in own_attributes(module).keys() - before.keys():
         del vars(module)[name]
     vars(module).update(before)
 

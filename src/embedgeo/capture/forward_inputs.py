@@ -174,7 +174,8 @@ class _RunningCall(NamedTuple):
         shape = next(
             (each.shape[:2] for each in tokens if isinstance(each, Tensor)), torch.Size((0, 0))
         )
-        mask, source, not_told = None, None, ""
+        mask, source = None, None
+        not_told = ""
         num_cached = _num_cached(by_name)
         for name in reversed(_MASKS):
             value = by_name.get(name)

@@ -162,8 +162,10 @@ def _submodels(model: nn.Module) -> Iterator[_Submodel]:
 
 
 def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
-    found = [*_submodels(model)]
     mean = _MEAN.fullmatch(pattern)
+    is_of_blocks = mean is not None or pattern in ("blocks", "hidden_states")
+    structure.require_one_model(model, also_by_hand=is_of_blocks)
+    found = [*_submodels(model)]
     if part is not None and (pattern == "hidden_states" or mean or len(found) > 1):
         raise ValueError(
             f"layers={pattern!r} must be found within one stage of the pipeline, of a model that "

@@ -69,21 +69,28 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def measured_model(model: nn.Module) -> nn.Module:
-    """The outermost Hugging Face model inside ``model``, or ``model`` itself without its
-    wrappers.
-
-    Raises:
-        ValueError: there are several, none inside of another one.
+    """The outermost Hugging Face model inside ``model``, the first one of several, or ``model``
+    itself without its wrappers.
     """
-    outermost = {id(m): (name, m) for name, m in _hugging_face_models(model)}
-    if len(outermost) > 1:
-        names = [name for name, _ in outermost.values()]
+    return next((m for m in model.modules() if is_hugging_face(m)), unwrapped(model))
+
+
+def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
+    """Raise ValueError if there are several, side by side, as a teacher and a student are: Hugging
+    Face models, or lists of blocks of one size in a model written ``by_hand``.
+    """
+    beside = {id(m): name for name, m in _hugging_face_models(model)}
+    measured = measured_model(model)
+    if also_by_hand and not beside:
+        parents = [stack.parent for stack in _largest_stacks(measured)]
+        beside = {id(m): name for name, m in measured.named_modules() if m in parents}
+    if len(beside) > 1:
+        names = [*beside.values()]
         raise ValueError(
             f"one model must be measured; {type(model).__name__} has {listed(names)} side by side. "
             f"Choose one: layers=lambda module: module.{names[-1]}, and a sweep needs the weights "
             "of one alone."
         )
-    return next((m for _, m in outermost.values()), unwrapped(model))
 
 
 def _hugging_face_models(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -142,13 +149,24 @@ def find_stack(submodel: nn.Module) -> Stack | None:
 
     Lists with attention or a norm inside come before others. Of a model of text and images or
     sounds the blocks are those of the text.
-
-    Raises:
-        ValueError: a model written by hand has two lists of the same size, as a teacher and a
-            student have.
     """
     config = getattr(submodel, "config", None)
-    best, twin = None, None
+    best = next(iter(_largest_stacks(submodel)), None)
+    if best is None or not all(map(is_callable, best.blocks)):
+        return None  # lists of modules are no blocks
+    # ALBERT
+    if getattr(config, "num_hidden_groups", None) == len(best.blocks):
+        depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
+        return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
+    return best
+
+
+def _largest_stacks(submodel: nn.Module) -> list[Stack]:
+    """The list of blocks with the most parameters, and those beside it of the same size with
+    attention or a norm inside.
+    """
+    config = getattr(submodel, "config", None)
+    found: list[Stack] = []
     most = (False, 0)
     for parent in _text_model(submodel).modules():
         for stack in parent.children():
@@ -163,23 +181,10 @@ def find_stack(submodel: nn.Module) -> Stack | None:
             if size < most or not _are_blocks(stack, blocks, depth) or _is_cut(parent, blocks):
                 continue
             if size > most:
-                best, most = Stack(parent, blocks), size
-                twin = None
-            elif is_usual and best and not contains_any(best.parent, [parent]):
-                twin = parent
-    if best and twin is not None and not is_hugging_face(submodel):
-        names = [name for name, m in submodel.named_modules() if m in (best.parent, twin)]
-        raise ValueError(
-            f"one model must be measured; {type(submodel).__name__} has {listed(names)} side by "
-            f"side, with blocks of one size. Choose one: layers=lambda module: module.{names[-1]}."
-        )
-    if best is None or not all(map(is_callable, best.blocks)):
-        return None  # lists of modules are no blocks
-    # ALBERT
-    if getattr(config, "num_hidden_groups", None) == len(best.blocks):
-        depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
-        return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
-    return best
+                found, most = [Stack(parent, blocks)], size
+            elif is_usual and not contains_any(found[0].parent, [parent]):
+                found.append(Stack(parent, blocks))
+    return found
 
 
 def _text_model(submodel: nn.Module) -> nn.Module:

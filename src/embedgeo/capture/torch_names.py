@@ -24,6 +24,7 @@ WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 in layers' names.
 """
 
+_OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}
 _forward_mode: Callable[[], bool] | None = getattr(torch._C, "_is_fwd_grad_enabled", None)
 _backward_pass: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
 
@@ -68,6 +69,25 @@ def version(tensor: Tensor) -> object:
     where there is none.
     """
     return None if tensor.is_inference() else getattr(tensor, "_version", object())
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; another tensor itself."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes that are not torch's own, nor DeepSpeed's, nor parameters as FSDP1 has them; and
+    the dict of buffers.
+    """
+    has_views = not getattr(module, "_fsdp_use_orig_params", True)
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not (name in _OF_MODULES or name in module._parameters or name.startswith("ds_"))
+        and not (has_views and isinstance(value, Tensor) and value._is_view())
+    }
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:

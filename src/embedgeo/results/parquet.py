@@ -47,7 +47,7 @@ SCHEMA = pa.schema(  # of the records of a sweep
 RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
 # of the records of a training run
 HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
-_PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
+PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
@@ -283,7 +283,7 @@ class HistoryFile:
             self._kept = ""
         self._num_written = len(self._tables)
         finished = monotonic()
-        self._paused_until = finished + _PAUSE * (finished - started)
+        self._paused_until = finished + PAUSE * (finished - started)
         return said
 
     def close(self) -> str:
@@ -313,7 +313,8 @@ class HistoryFile:
             if name not in _WITHOUT_EFFECT and origin.get(name, own) != own
         ]
         goes_on = self.run in ("", run) and not differing
-        self.run = self._metadata[_RUN] = self.run or run or self._own
+        self.run = self.run or run or self._own
+        self._metadata[_RUN] = self.run
         added = pa.concat_tables(self._tables).to_pandas()
         is_earlier = (written["step"] < added["step"][0]) & (written["step"] <= self._start)
         later = written[~is_earlier & (written["step"] != self._start)]
