@@ -149,7 +149,13 @@ class SweepFolder:
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
-        return read_records(self._file(name))
+        path = self._file(name)
+        if not len(records := read_records(path)):
+            remedy = f"Removing it is safe: the next sweep measures {name} again."
+            raise ValueError(
+                f"{path} must hold the records of a checkpoint; it holds none. {remedy}"
+            )
+        return records
 
     def facts(self, name: str) -> dict[str, str]:
         """Facts about a checkpoint that is done, from `write`."""
