@@ -12,7 +12,7 @@ gives all of them their right keys.
 """
 
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -309,7 +309,8 @@ class _Drawing:
 
     def result(self, squares: Tensors) -> Sample:
         """The sample of the rows of all ranks, in the order in which they are drawn."""
-        drawn = self._sample._replace(**squares, batches=self._sample.batches[:0])
+        found: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
+        drawn = self._sample._replace(**found)
         return drawn.select(drawn.keys.argsort(stable=True))
 
 
