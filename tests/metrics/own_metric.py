@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedgeo.functional.moments import Parts, Pooling
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 
@@ -19,11 +20,14 @@ class SignSums(NamedTuple):
     def merge(self, other):
         return SignSums(self.n + other.n, self.positive + other.positive)
 
-    def reductions(self, phase, found):
-        return self._asdict() if phase == 1 else {}
+    def reduction(self, ranks):
+        return Pooling(self)
 
-    def of_ranks(self, found):
-        return SignSums(**found)
+    def parts(self):
+        return Parts(self.n, added=(self.positive,))
+
+    def with_parts(self, parts):
+        return SignSums(parts.n, *parts.added)
 
 
 class PositiveShare(GeometryMetric):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
 from embedgeo.functional import Moments, row_moments
+from embedgeo.functional.moments import Parts, Pooling
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -66,11 +67,14 @@ class Largest(NamedTuple):
     def merge(self, other):
         return self._replace(largest=torch.maximum(self.largest, other.largest))
 
-    def reductions(self, phase, found):
-        return {"largest": self.largest} if phase == 0 else {}
+    def reduction(self, ranks):
+        return Pooling(self)
 
-    def of_ranks(self, found):
-        return self._replace(largest=found["largest"])
+    def parts(self):
+        return Parts(self.largest.sum() * 0, largest=(self.largest,))
+
+    def with_parts(self, parts):
+        return self._replace(largest=parts.largest[0])
 
 
 class Range(GeometryMetric):

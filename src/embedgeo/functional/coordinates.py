@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Found
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
-    merged,
-    moment_reductions,
-    over_leading_axis,
+    Parts,
+    Pooling,
+    pool,
     ratio,
     row_chunks,
     without_rounding,
@@ -65,31 +65,25 @@ class CoordinateMoments(NamedTuple):
 
     def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
         """The moments of the rows of both."""
-        return merged((self, other))
+        return self.with_parts(pool([self.parts(), other.parts()]))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The mean of all ranks, then powers about it."""
-        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
-        if phase == 0:
-            reduced["max_abs"] = self.max_abs
-        if phase == 1:
-            reduced |= {"massive": self.massive, "direction_sum": self.direction_sum}
-        if phase == 2:
-            rows, shift = self.n[..., None], self.mean - found["mean"]
-            squares = shift.square()
-            between = rows * squares
-            m3 = self.m3 + shift * (3 * self.m2 + between)
-            m4 = self.m4 + 4 * shift * self.m3 + squares * (6 * self.m2 + between)
-            reduced |= {"m3": m3, "m4": m4}
-        return reduced
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool their moments."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "CoordinateMoments":
-        """The moments of the rows of all ranks."""
-        return CoordinateMoments(*(found[name] for name in self._fields))
+    def parts(self) -> Parts:
+        """The moments."""
+        added, largest = (self.massive, self.direction_sum), (self.max_abs,)
+        return Parts(self.n, (self.mean,), ((self.m2, self.m3, self.m4),), added, largest)
+
+    def with_parts(self, parts: Parts) -> "CoordinateMoments":
+        """These moments."""
+        powers, largest = parts.powers[0], parts.largest
+        return CoordinateMoments(parts.n, *parts.means, *powers, *largest, *parts.added)
 
     def pooled(self) -> "CoordinateMoments":
         """The moments of the rows of both groups together, without the leading axis."""
-        return over_leading_axis(self)
+        return self.of_group(0).merge(self.of_group(1))
 
     def of_group(self, group: int) -> "CoordinateMoments":
         """The moments of first positions (0) or of the rest (1), without the leading axis."""

@@ -1,8 +1,7 @@
 """Reductions over the ranks of a process group, of single tensors and of whole states.
 
-A state says in two plain methods what ranks reduce, see `State`; `reduce_states` takes the
-states of all layers through the phases together, so that they need few collectives however many
-these are.
+A state has a `Reduction`; `reduce_states` takes those of all layers through its rounds together, so
+that they need few collectives however many these are.
 """
 
 import json
@@ -14,17 +13,16 @@ from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+Tensors: TypeAlias = Mapping[str, Tensor]
 # None: the world, or the ranks that are `together`
 Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
-
-NUM_PHASES = 4
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _begun = Counter[str]()  # meetings by their name, on all ranks
@@ -32,20 +30,11 @@ _NOTHING = -1  # bytes, where there is no collective
 _MOST_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
 
 
-class Found(dict[str, Any]):
-    """The tensors that ranks have reduced so far, by name.
+class Ranks(NamedTuple):
+    """This rank, and the number of ranks."""
 
-    A state may add what it needs again in a later phase.
-
-    Attributes:
-        rank: this rank.
-        num_ranks: number of ranks.
-    """
-
-    def __init__(self, rank: int = 0, num_ranks: int = 1) -> None:
-        super().__init__()
-        self.rank = rank
-        self.num_ranks = num_ranks
+    rank: int
+    num_ranks: int
 
     def placed(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """Zeros that have this rank's tensor at its place along the first axis.
@@ -61,24 +50,38 @@ class Found(dict[str, Any]):
         return every
 
 
-class State(Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself, over
-    batches and, in four phases, over ranks.
+class Reduction(Protocol):
+    """The way of a state to the rows of all ranks, in four rounds.
+
+    A round gives tensors by name, of one shape and dtype on all ranks. The next one is given what
+    the ranks have reduced, under the same names. So a mean of all ranks is known before the squares
+    about it are summed.
     """
+
+    def maxima(self) -> Tensors:
+        """Tensors whose elementwise maximum is taken over the ranks."""
+
+    def counts(self, maxima: Tensors) -> Tensors:
+        """Tensors that are summed, as are those of the rounds that follow."""
+
+    def sums(self, counts: Tensors) -> Tensors:
+        """Those whose shapes follow from the counts."""
+
+    def squares(self, sums: Tensors) -> Tensors:
+        """Those about means of all ranks."""
+
+    def result(self, squares: Tensors) -> Any:
+        """The state of the rows of all ranks."""
+
+
+class State(Protocol):
+    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
 
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def reductions(self, phase: int, found: Found) -> Mapping[str, Tensor]:
-        """Tensors by name, of one shape and dtype on all ranks, that a phase reduces.
-
-        Phase 0 takes their elementwise maximum over the ranks; phases 1, 2 and 3 take their sum.
-        ``found`` has the results of the phases before, under the same names. So phase 1 may sum
-        rows, and phase 2 squares about the mean of all ranks that follows from these.
-        """
-
-    def of_ranks(self, found: Found) -> Self:
-        """The state of the rows of all ranks, given what they have reduced in all phases."""
+    def reduction(self, ranks: Ranks) -> Reduction:
+        """The way to the state of the rows of all ranks, which have shared no sequence."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -306,21 +309,26 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
     """The states of the rows of all ranks, given those of this rank's rows, which stay as they are.
 
     Every rank must call this, with states of the same kinds in the same order. The tensors of all
-    states travel together: a phase is one collective for each dtype, after the one by which ranks
+    states travel together: a round is one collective for each dtype, after the one by which ranks
     that are `together` tell each other that they have come to it, and as many again for each 512
     MiB. A tensor that is larger is reduced in place, without a copy.
     """
-    every = [Found(current_rank(group), num_ranks(group)) for _ in states]
-    for phase in range(NUM_PHASES):
+    ranks = Ranks(current_rank(group), num_ranks(group))
+    ways = [state.reduction(ranks) for state in states]
+
+    def reduced(of_ways: Sequence[Tensors], op: Any = dist.ReduceOp.SUM) -> list[Tensors]:
         given = [
-            {name: _apart(tensor, state) for name, tensor in state.reductions(phase, found).items()}
-            for state, found in zip(states, every, strict=True)
+            {name: _apart(tensor, state) for name, tensor in tensors.items()}
+            for tensors, state in zip(of_ways, states, strict=True)
         ]
-        tensors = [tensor for of_state in given for tensor in of_state.values()]
-        _reduce(tensors, dist.ReduceOp.SUM if phase else dist.ReduceOp.MAX, group)
-        for found, of_state in zip(every, given, strict=True):
-            found.update(of_state)
-    return [state.of_ranks(found) for state, found in zip(states, every, strict=True)]
+        _reduce([tensor for tensors in given for tensor in tensors.values()], op, group)
+        return [*given]
+
+    maxima = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
+    counts = reduced([way.counts(found) for way, found in zip(ways, maxima, strict=True)])
+    sums = reduced([way.sums(found) for way, found in zip(ways, counts, strict=True)])
+    squares = reduced([way.squares(found) for way, found in zip(ways, sums, strict=True)])
+    return [way.result(found) for way, found in zip(ways, squares, strict=True)]
 
 
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:

@@ -5,14 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Found
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
     Moments,
+    Parts,
+    Pooling,
     mean_of,
-    merge_parts,
-    moment_reductions,
+    pool,
+    powers_about,
     ratio,
-    squares_about,
 )
 from embedgeo.functional.precision import accumulator_dtype, sent
 from embedgeo.functional.rows import RowIds, Rows
@@ -42,23 +43,26 @@ class RowGroup(NamedTuple):
 
     def merge(self, other: "RowGroup") -> "RowGroup":
         """The group of the rows of both."""
-        return RowGroup(*merge_parts((self[:3], other[:3])), self.num_first + other.num_first)
+        return self.with_parts(pool([self.parts(), other.parts()]))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """Moments, and the number of first positions in the phase of sums."""
-        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
-        return reduced | {"num_first": self.num_first} if phase == 1 else reduced
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool their moments."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "RowGroup":
-        """The group of the rows of all ranks."""
-        return RowGroup(found["n"], found["mean"], found["m2"], found["num_first"])
+    def parts(self) -> Parts:
+        """The moments."""
+        return Parts(self.n, (self.mean,), ((self.m2,),), (self.num_first,))
+
+    def with_parts(self, parts: Parts) -> "RowGroup":
+        """The group of these moments."""
+        return RowGroup(parts.n, *parts.means, *parts.powers[0], *parts.added)
 
     def share_of_variance(self, mean: Tensor, m2: Tensor) -> Tensor:
         """Share of the squared deviations of all rows, ``m2``, shape (d,), about their ``mean``,
         shape (d,), that the group's rows have; NaN where the rows do not vary.
         """
-        squares = squares_about(mean, self.n, self.mean, self.m2).sum()
-        return ratio(squares, m2.sum())
+        (squares,) = powers_about(mean, self.n, self.mean, self.m2)
+        return ratio(squares.sum(), m2.sum())
 
 
 def row_group(x: Tensor, num_first: int) -> RowGroup:

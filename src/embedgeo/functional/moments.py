@@ -5,20 +5,19 @@ All sums of squares are of differences from a mean, so that no two large numbers
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from functools import reduce
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import NUM_PHASES, Found, State
+from embedgeo.functional.distributed import Ranks, Tensors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
 CHUNK_ELEMENTS = 1 << 18
 # how many times as many where a launch costs more than a cache saves: on all but the CPU
 _LAUNCH = 1 << 4
-
-S = TypeVar("S", bound=State)
 
 
 def chunk_length(width: int, device: torch.device) -> int:
@@ -33,11 +32,118 @@ def row_chunks(x: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, x.shape[-2], step))
 
 
+class Parts(NamedTuple):
+    """Moments of some rows, as `pool` and ranks merge them.
+
+    Attributes:
+        n: number of rows, shape G.
+        means: means, each of shape G or (*G, d).
+        powers: for each mean the powers of the deviations from it, summed over rows: see
+            `powers_about`.
+        added: what is summed.
+        largest: of what the elementwise maximum is taken.
+    """
+
+    n: Tensor
+    means: tuple[Tensor, ...] = ()
+    powers: tuple[tuple[Tensor, ...], ...] = ()
+    added: tuple[Tensor, ...] = ()
+    largest: tuple[Tensor, ...] = ()
+
+    def counts(self) -> tuple[Tensor, ...]:
+        """What is summed first: the number of rows, the sums of these, and ``added``."""
+        return self.n, *(column(self.n, mean) * mean for mean in self.means), *self.added
+
+    def squares(self, centers: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What is summed then: the powers of the deviations from the means of all rows."""
+        of_means = zip(centers, self.means, self.powers, strict=True)
+        return tuple(
+            power
+            for center, mean, powers in of_means
+            for power in powers_about(center, self.n, mean, *powers)
+        )
+
+    def whole(
+        self, counts: Sequence[Tensor], squares: Sequence[Tensor], largest: Sequence[Tensor]
+    ) -> "Parts":
+        """The moments of all rows, given the sums and maxima."""
+        num_means, powers = len(self.means), iter(squares)
+        return Parts(
+            counts[0],
+            means_of(counts, num_means),
+            tuple(tuple(next(powers) for _ in own) for own in self.powers),
+            tuple(counts[1 + num_means :]),
+            tuple(largest),
+        )
+
+
+def means_of(counts: Sequence[Tensor], num_means: int) -> tuple[Tensor, ...]:
+    """The means of all rows, given the sums of `Parts.counts`."""
+    return tuple(mean_of(counts[0], each) for each in counts[1 : 1 + num_means])
+
+
+def pool(every: Sequence[Parts]) -> Parts:
+    """The moments of the rows of all parts (Chan, Golub & LeVeque 1983): means are merged first,
+    then the powers of the deviations from these are summed.
+    """
+    first = every[0]
+    counts = [_summed(each) for each in zip(*(parts.counts() for parts in every), strict=True)]
+    centers = means_of(counts, len(first.means))
+    squares = zip(*(parts.squares(centers) for parts in every), strict=True)
+    largest = zip(*(parts.largest for parts in every), strict=True)
+    return first.whole(
+        counts, [*map(_summed, squares)], [reduce(torch.maximum, each) for each in largest]
+    )
+
+
+class PooledState(Protocol):
+    """A state that is moments of rows."""
+
+    def parts(self) -> Parts:
+        """The moments."""
+
+    def with_parts(self, parts: Parts) -> Any:
+        """The state with these moments."""
+
+
+class Pooling:
+    """The `Reduction` of a `PooledState`: ranks `pool` their moments."""
+
+    def __init__(self, state: PooledState) -> None:
+        self._state = state
+        self._parts = state.parts()
+
+    def maxima(self) -> Tensors:
+        """The largest of each."""
+        return _by_place(self._parts.largest)
+
+    def counts(self, maxima: Tensors) -> Tensors:
+        """Numbers of rows, and sums."""
+        self._largest = maxima
+        return _by_place(self._parts.counts())
+
+    def sums(self, counts: Tensors) -> Tensors:
+        """Nothing: the sums are known."""
+        self._counts = [*counts.values()]
+        return {}
+
+    def squares(self, sums: Tensors) -> Tensors:
+        """Powers about the means of all ranks."""
+        return _by_place(self._parts.squares(means_of(self._counts, len(self._parts.means))))
+
+    def result(self, squares: Tensors) -> Any:
+        """The state of the rows of all ranks."""
+        largest = [*self._largest.values()]
+        return self._state.with_parts(self._parts.whole(self._counts, [*squares.values()], largest))
+
+
+def _by_place(tensors: Sequence[Tensor]) -> Tensors:
+    return {str(i): tensor for i, tensor in enumerate(tensors)}
+
+
 def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub &
     LeVeque 1983).
-
-    The mean is merged first; then the deviations from it are summed.
 
     Args:
         parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or
@@ -48,9 +154,8 @@ def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tens
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
-    n = _summed([part[0] for part in parts])
-    mean = mean_of(n, _summed([column(n, mean) * mean for n, mean, _ in parts]))
-    return n, mean, _summed([squares_about(mean, *part) for part in parts])
+    whole = pool([Parts(n, (mean,), ((m2,),)) for n, mean, m2 in parts])
+    return whole.n, whole.means[0], whole.powers[0][0]
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:
@@ -62,52 +167,27 @@ def mean_of(n: Tensor, sums: Tensor) -> Tensor:
     return sums / column(n.clamp(min=1), sums)
 
 
-def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
-    """Squared deviations of rows from ``center``, given their number, their mean and the squared
-    deviations from it, in any of the shapes of `merge_parts`.
+def powers_about(
+    center: Tensor, n: Tensor, mean: Tensor, m2: Tensor, *higher: Tensor
+) -> tuple[Tensor, ...]:
+    """Powers of the deviations of rows from ``center``, given their number, their mean and those
+    from it: their squares, in any of the shapes of `merge_parts`, or with their third and fourth
+    powers (Pébay 2008), per coordinate.
     """
     shift = mean - center
     if m2.ndim > mean.ndim:
         # (1, 1): that of no rows, which takes any width
         if m2.shape in ((1, 1), shift.shape * 2):
-            return m2.addr(n * shift, shift)
-        return m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :]
-    between = column(n, shift) * shift.square()
-    return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
-
-
-def moment_reductions(
-    phase: int, found: Found, n: Tensor, mean: Tensor, m2: Tensor
-) -> dict[str, Tensor]:
-    """What `merge_parts` takes over ranks, as the ``reductions`` of a state: ``found`` has ``n``,
-    ``mean`` and ``m2`` of all of them in the end.
-    """
-    if phase == 1:
-        return {"n": n, "sums": column(n, mean) * mean}
-    if phase == 2:
-        found["mean"] = mean_of(found["n"], found["sums"])
-        return {"m2": squares_about(found["mean"], n, mean, m2)}
-    return {}
-
-
-def merged(parts: Sequence[S]) -> S:
-    """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the
-    leading axis.
-    """
-    shapes = [field.shape for field in parts[0]]
-    flat = torch.cat([field.reshape(-1) for part in parts for field in part]).view(len(parts), -1)
-    fields = flat.split([shape.numel() for shape in shapes], dim=1)
-    stacked = (each.view(len(parts), *shape) for each, shape in zip(fields, shapes, strict=True))
-    return over_leading_axis(type(parts[0])(*stacked))
-
-
-def over_leading_axis(stacked: S) -> S:
-    """The state of the rows of parts that are stacked along a leading axis."""
-    found = Found()
-    for phase in range(NUM_PHASES):
-        for name, tensor in stacked.reductions(phase, found).items():
-            found[name] = tensor.sum(0) if phase else tensor.amax(0)
-    return stacked.of_ranks(found)
+            return (m2.addr(n * shift, shift),)
+        return (m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :],)
+    squares = shift.square()
+    between = column(n, shift) * squares
+    own = m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
+    if not higher:
+        return (own,)
+    m3, m4 = higher
+    third = m3 + shift * (3 * m2 + between)
+    return own, third, m4 + 4 * shift * m3 + squares * (6 * m2 + between)
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:
@@ -149,39 +229,26 @@ class Moments(NamedTuple):
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of the rows of both."""
-        return merged((self, other))
+        return self.with_parts(pool([self.parts(), other.parts()]))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """Norms are merged as one more coordinate."""
-        if phase == 0:
-            return {"norm_max": self.norm_max}
-        if phase == 3:
-            return {}
-        means, squares = _beside(self.mean, self.norm_mean), _beside(self.m2, self.norm_m2)
-        reduced = moment_reductions(phase, found, self.n, means, squares)
-        if phase == 1:
-            reduced["directions"] = _beside(self.direction_sum, self.direction_n)
-        return reduced
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool their moments."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "Moments":
-        """The moments of the rows of all ranks."""
-        mean = found["mean"]
-        m2 = found["m2"]
-        directions = found["directions"]
-        return Moments(
-            n=found["n"],
-            mean=mean[..., :-1],
-            m2=m2[..., :-1],
-            norm_mean=mean[..., -1],
-            norm_m2=m2[..., -1],
-            norm_max=found["norm_max"],
-            direction_n=directions[..., -1],
-            direction_sum=directions[..., :-1],
+    def parts(self) -> Parts:
+        """The moments of the rows, and of their norms."""
+        return Parts(
+            self.n,
+            (self.mean, self.norm_mean),
+            ((self.m2,), (self.norm_m2,)),
+            (self.direction_n, self.direction_sum),
+            (self.norm_max,),
         )
 
-
-def _beside(of_rows: Tensor, of_norms: Tensor) -> Tensor:
-    return torch.cat((of_rows, of_norms[..., None]), -1)
+    def with_parts(self, parts: Parts) -> "Moments":
+        """These moments."""
+        (mean, norm_mean), ((m2,), (norm_m2,)) = parts.means, parts.powers
+        return Moments(parts.n, mean, m2, norm_mean, norm_m2, *parts.largest, *parts.added)
 
 
 def row_moments(x: Tensor) -> Moments:

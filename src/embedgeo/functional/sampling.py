@@ -7,17 +7,17 @@ equal numbers are drawn.
 
 A stream does not see the batches of others, and takes them to have as many rows as its own: that is
 right where all batches but the last have one size. Once its own differ, its rows get numbers that
-no other stream has. `Sample.reductions` knows all sizes; there a stream that has left out no row
+no other stream has. `Sample.reduction` knows all sizes; there a stream that has left out no row
 gives all of them their right keys.
 """
 
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Found
+from embedgeo.functional.distributed import Ranks, Tensors
 from embedgeo.functional.precision import sent
 
 N = TypeVar("N", int, Tensor)
@@ -222,58 +222,9 @@ class Sample(NamedTuple):
             **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
         )
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The rows that are drawn, found in three steps.
-
-        Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys.
-        Phase 2 shares the keys, which tell what is drawn. Phase 3 shares these rows.
-        """
-        if phase == 0:
-            found["own"] = self
-            return {"facts": self._facts(found.num_ranks)}
-        own: Sample = found["own"]
-        if phase == 1:
-            most, is_unknown, is_double = map(int, found["facts"].tolist())
-            found["is_unknown"] = is_unknown
-            found["is_double"] = is_double
-            sizes = (self.batches & _IN_STREAM).double()
-            return {
-                "sizes": found.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
-                "lengths": found.placed(sizes.new_tensor(len(own.keys))),
-            }
-        if phase == 2:
-            if not found["is_unknown"]:
-                own = own._numbered(found["sizes"].long())
-                found["own"] = own
-            lengths = found["lengths"].long().tolist()
-            return {"keys": found.placed(own.keys, lengths)}
-        drawn, lengths = own._drawn_of(found)
-        dtype = torch.float64 if found["is_double"] else torch.float32
-        drawn = drawn._replace(rows=drawn.rows.to(dtype))
-        placed = {name: found.placed(getattr(drawn, name), lengths) for name in _COLUMNS}
-        return {"seen": self.seen, **placed}
-
-    def of_ranks(self, found: Found) -> "Sample":
-        """The sample of the rows of all ranks, in the order in which they are drawn."""
-        columns = {name: found[name] for name in _COLUMNS}
-        drawn = self._replace(**columns, seen=found["seen"], batches=self.batches[:0])
-        return drawn.select(drawn.keys.argsort(stable=True))
-
-    def _facts(self, num_streams: int) -> Tensor:
-        """Number of batches, and marks of batches that are not all known and of float64 rows."""
-        sizes = self.batches & _IN_STREAM
-        is_known = (self.batches >> _STREAM_BITS == num_streams).all() & (sizes.sum() == self.seen)
-        is_double = sizes.new_tensor(self.rows.dtype == torch.float64)
-        return torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double)).double()
-
-    def _drawn_of(self, found: Found) -> tuple["Sample", list[int]]:
-        """The rows that are drawn from those of all ranks, and how many each rank has."""
-        lengths = found["lengths"].long()
-        ends = lengths.cumsum(0)
-        drawn = self._drawn(found["keys"])
-        rank = torch.searchsorted(ends, drawn, right=True)
-        own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
-        return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
+    def reduction(self, ranks: Ranks) -> "_Drawing":
+        """Ranks draw from the rows of all of them."""
+        return _Drawing(self, ranks)
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""
@@ -305,6 +256,62 @@ class Sample(NamedTuple):
         """Indices, ascending, of the rows with the smallest keys."""
         smallest = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
         return smallest.indices.sort().values
+
+
+class _Drawing:
+    """The `Reduction` of a `Sample`: the sizes of all batches tell the rows' numbers and so their
+    keys; the keys of all rows tell which are drawn; these travel.
+    """
+
+    def __init__(self, sample: Sample, ranks: Ranks) -> None:
+        self._sample = sample
+        self._ranks = ranks
+
+    def maxima(self) -> Tensors:
+        """Number of batches, and marks of batches that are not all known and of float64 rows."""
+        sample = self._sample
+        sizes = sample.batches & _IN_STREAM
+        is_of_all = sample.batches >> _STREAM_BITS == self._ranks.num_ranks
+        is_known = is_of_all.all() & (sizes.sum() == sample.seen)
+        is_double = sizes.new_tensor(sample.rows.dtype == torch.float64)
+        facts = (sizes.new_tensor(len(sizes)), (~is_known).long(), is_double)
+        return {"facts": torch.stack(facts).double()}
+
+    def counts(self, maxima: Tensors) -> Tensors:
+        """Sizes of batches, and the number of rows of each rank's sample."""
+        most, is_unknown, is_double = map(int, maxima["facts"].tolist())
+        self._is_known, self._is_double = not is_unknown, bool(is_double)
+        sizes = (self._sample.batches & _IN_STREAM).double()
+        return {
+            "sizes": self._ranks.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
+            "lengths": self._ranks.placed(sizes.new_tensor(len(self._sample.keys))),
+        }
+
+    def sums(self, counts: Tensors) -> Tensors:
+        """The keys of all rows."""
+        if self._is_known:
+            self._sample = self._sample._numbered(counts["sizes"].long())
+        self._lengths = counts["lengths"].long()
+        return {"keys": self._ranks.placed(self._sample.keys, self._lengths.tolist())}
+
+    def squares(self, sums: Tensors) -> Tensors:
+        """The rows that are drawn, those of each rank at their places."""
+        ends = self._lengths.cumsum(0)
+        drawn = self._sample._drawn(sums["keys"])
+        rank = torch.searchsorted(ends, drawn, right=True)
+        own = self._sample.select(
+            drawn[rank == self._ranks.rank] - (ends - self._lengths)[self._ranks.rank]
+        )
+        own = own._replace(rows=own.rows.to(torch.float64 if self._is_double else torch.float32))
+        lengths = rank.bincount(minlength=self._ranks.num_ranks).tolist()
+        placed = {name: self._ranks.placed(getattr(own, name), lengths) for name in _COLUMNS}
+        return {"seen": own.seen, **placed}
+
+    def result(self, squares: Tensors) -> Sample:
+        """The sample of the rows of all ranks, in the order in which they are drawn."""
+        found: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
+        drawn = self._sample._replace(**found)
+        return drawn.select(drawn.keys.argsort(stable=True))
 
 
 def require_seed(seed: int) -> None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import merged, moment_reductions, ratio
+from embedgeo.functional.distributed import Ranks
+from embedgeo.functional.moments import Parts, Pooling, pool, ratio
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, TypeRuns
@@ -37,18 +37,19 @@ class SequenceSimilarity(NamedTuple):
 
     def merge(self, other: "SequenceSimilarity") -> "SequenceSimilarity":
         """The state of the rows of both."""
-        return merged((self, other))
+        return self.with_parts(pool([self.parts(), other.parts()]))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The sums over sequences, and the squares about the mean of all ranks."""
-        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
-        if phase == 1:
-            reduced |= {"pairs": self.pairs, "distances": self.distances}
-        return reduced
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool their moments."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "SequenceSimilarity":
-        """The state of the rows of all ranks."""
-        return SequenceSimilarity(*(found[name] for name in self._fields))
+    def parts(self) -> Parts:
+        """The moments of all rows, and the sums over sequences."""
+        return Parts(self.n, (self.mean,), ((self.m2,),), (self.pairs, self.distances))
+
+    def with_parts(self, parts: Parts) -> "SequenceSimilarity":
+        """These moments and sums."""
+        return SequenceSimilarity(parts.n, *parts.means, *parts.powers[0], *parts.added)
 
 
 def directions_of(rows: Rows) -> Rows:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Found
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
-    merge_parts,
-    moment_reductions,
+    Parts,
+    Pooling,
+    pool,
     ratio,
     without_rounding,
 )
@@ -68,15 +69,19 @@ class Scatter(NamedTuple):
         """The scatter of the rows of both about their common mean."""
         if self.scatter.shape != other.scatter.shape:  # that of no rows is the smaller one
             return max(self, other, key=lambda each: len(each.scatter))
-        return Scatter(*merge_parts((self[:3], other[:3])), torch.maximum(self.eps, other.eps))
+        return self.with_parts(pool([self.parts(), other.parts()]))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The mean of all ranks, then the scatter about it."""
-        return {"eps": self.eps} if phase == 0 else moment_reductions(phase, found, *self[:3])
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool their scatter."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "Scatter":
-        """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(found["n"], found["mean"], found["m2"], found["eps"])
+    def parts(self) -> Parts:
+        """Mean and scatter."""
+        return Parts(self.n, (self.mean,), ((self.scatter,),), largest=(self.eps,))
+
+    def with_parts(self, parts: Parts) -> "Scatter":
+        """This mean and scatter."""
+        return Scatter(parts.n, *parts.means, *parts.powers[0], *parts.largest)
 
     def tells(self) -> Tensor:
         """Marks of the coordinates whose variance the dtype of the rows can tell, shape (d,).
@@ -449,25 +454,30 @@ class AnisotropyBatches(NamedTuple):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        parts = [(self.n, self.mean, self.m2)]
+        parts = [self.parts()]
         for batch in rows.split(self.size)[:num_whole]:
             value = anisotropy(batch).to(self.mean)
-            parts.append((torch.ones_like(value), value, torch.zeros_like(value)))
+            one, zero = torch.ones_like(value), torch.zeros_like(value)
+            parts.append(Parts(one, (value,), ((zero,),)))
         pending = rows[num_whole * self.size :].clone()
-        return AnisotropyBatches(*merge_parts(parts), pending, self.size)
+        return self._replace(pending=pending).with_parts(pool(parts))
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        moments = merge_parts([(each.n, each.mean, each.m2) for each in (self, other)])
-        return AnisotropyBatches(*moments, self.pending, self.size).extend(other.pending)
+        return self.with_parts(pool([self.parts(), other.parts()])).extend(other.pending)
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The moments of the batches of each rank, for no batch spans two ranks."""
-        return moment_reductions(phase, found, self.n, self.mean, self.m2)
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks pool the moments of their batches, for no batch spans two ranks."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "AnisotropyBatches":
-        """The batches of all ranks."""
-        return self._replace(n=found["n"], mean=found["mean"], m2=found["m2"])
+    def parts(self) -> Parts:
+        """The moments of the batches."""
+        return Parts(self.n, (self.mean,), ((self.m2,),))
+
+    def with_parts(self, parts: Parts) -> "AnisotropyBatches":
+        """These moments, and the rows that are pending here."""
+        (mean,), ((m2,),) = parts.means, parts.powers
+        return self._replace(n=parts.n, mean=mean, m2=m2)
 
 
 def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import Found
+from embedgeo.functional.distributed import Ranks, Tensors
 from embedgeo.functional.moments import (
+    Parts,
+    Pooling,
     chunk_length,
     merge_parts,
+    powers_about,
     ratio,
     row_chunks,
     sizes,
-    squares_about,
     without_rounding,
 )
 from embedgeo.functional.precision import (
@@ -98,54 +100,9 @@ class TokenTable(NamedTuple):
         whole.sequence_m2.index_add_(0, place, other.sequence_m2)
         return whole
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """Which token types there are, then counts and sums of all of them, then squared
-        deviations.
-        """
-        if phase == 0:
-            ids = self.token_ids
-            largest = torch.cat((ids, ids.new_full((1,), NO_TYPE))).max()
-            return {"sizes": torch.stack((ids.new_tensor(len(ids)), largest)).double()}
-        if phase == 1:
-            return _types_marked(self.token_ids, self.n, found)
-        if phase == 2:
-            types = _types_of_ranks(found)
-            place = torch.searchsorted(types, self.token_ids)
-            found["types"] = types
-            found["place"] = place
-            held = torch.cat(
-                [
-                    each[:, None].flatten(1).T
-                    for each in (self.n, self.sequences, self.sequence_n2, self.sequence_m2)
-                ]
-            )
-            sums = self.mean.new_zeros(len(types), self.mean.shape[1])
-            return {
-                "counts": self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held),
-                "sums": sums.index_copy_(0, place, self.n[:, None] * self.mean),
-            }
-        found["mean"] = found["sums"].div_(found["counts"][0].clamp(min=1)[:, None])
-        m2 = self.m2.new_zeros(len(found["types"]), *self.m2.shape[1:])
-        for chunk in row_chunks(self.mean):
-            place = found["place"][chunk]
-            center = found["mean"].index_select(0, place)
-            squares = squares_about(center, self.n[chunk], self.mean[chunk], self.m2[chunk])
-            m2.index_copy_(0, place, squares)
-        return {"m2": m2}
-
-    def of_ranks(self, found: Found) -> "TokenTable":
-        """The table of the rows of all ranks, with every token type that any of them has."""
-        n, sequences, sequence_n2, *sequence_m2 = found["counts"]
-        m2 = found["m2"]
-        return TokenTable(
-            token_ids=found["types"],
-            n=n,
-            mean=found["mean"],
-            m2=m2,
-            sequences=sequences,
-            sequence_n2=sequence_n2,
-            sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
-        )
+    def reduction(self, ranks: Ranks) -> "_UnitedTables":
+        """Ranks pool what they have of each token type that any of them has."""
+        return _UnitedTables(self, ranks)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
@@ -192,26 +149,79 @@ class TokenTable(NamedTuple):
         return self._replace(m2=torch.zeros_like(self.m2)).pooled()
 
 
-def _types_marked(types: Tensor, n: Tensor, found: Found) -> dict[str, Tensor]:
-    """Marks of the token types among all up to the largest id, or a list of them where that is
-    shorter, for words may have any ids.
-    """
-    num_types, largest = map(int, found["sizes"].tolist())
-    if largest <= found.num_ranks * num_types:
-        marks = n.new_zeros(max(largest, 0) + 2)
-        marks[torch.where(types == NO_TYPE, 0, types + 1)] = 1
-        return {"marks": marks}
-    none = types.new_full((num_types - len(types),), _NOT_LISTED)
-    return {"lists": found.placed(torch.cat((types, none)))}
+class _UnitedTables:
+    """The `Reduction` of a `TokenTable`."""
 
+    def __init__(self, table: TokenTable, ranks: Ranks) -> None:
+        self._table = table
+        self._ranks = ranks
 
-def _types_of_ranks(found: Found) -> Tensor:
-    """The token types of all ranks, ascending, from what `_types_marked` has had summed."""
-    if "marks" in found:
-        places = found["marks"].nonzero().flatten()
-        return torch.where(places == 0, NO_TYPE, places - 1)
-    every = found["lists"].unique()
-    return every[every != _NOT_LISTED]
+    def maxima(self) -> Tensors:
+        """The number of token types, and the largest id."""
+        ids = self._table.token_ids
+        largest = torch.cat((ids, ids.new_full((1,), NO_TYPE))).max()
+        return {"sizes": torch.stack((ids.new_tensor(len(ids)), largest)).double()}
+
+    def counts(self, maxima: Tensors) -> Tensors:
+        """Marks of the token types among all up to the largest id, or a list of them where that is
+        shorter, for words may have any ids.
+        """
+        types = self._table.token_ids
+        num_types, largest = map(int, maxima["sizes"].tolist())
+        if largest <= self._ranks.num_ranks * num_types:
+            marks = self._table.n.new_zeros(max(largest, 0) + 2)
+            marks[torch.where(types == NO_TYPE, 0, types + 1)] = 1
+            return {"marks": marks}
+        none = types.new_full((num_types - len(types),), _NOT_LISTED)
+        return {"lists": self._ranks.placed(torch.cat((types, none)))}
+
+    def sums(self, counts: Tensors) -> Tensors:
+        """Counts, and sums of rows, of the token types of all ranks."""
+        if "marks" in counts:
+            places = counts["marks"].nonzero().flatten()
+            self._types = torch.where(places == 0, NO_TYPE, places - 1)
+        else:
+            every = counts["lists"].unique()
+            self._types = every[every != _NOT_LISTED]
+        table, num_types = self._table, len(self._types)
+        self._place = torch.searchsorted(self._types, table.token_ids)
+        held = torch.cat(
+            [
+                each[:, None].flatten(1).T
+                for each in (table.n, table.sequences, table.sequence_n2, table.sequence_m2)
+            ]
+        )
+        sums = table.mean.new_zeros(num_types, table.mean.shape[1])
+        return {
+            "counts": table.n.new_zeros(len(held), num_types).index_copy_(1, self._place, held),
+            "sums": sums.index_copy_(0, self._place, table.n[:, None] * table.mean),
+        }
+
+    def squares(self, sums: Tensors) -> Tensors:
+        """Squared deviations from the mean of each."""
+        table, self._counts = self._table, sums["counts"]
+        self._mean = sums["sums"].div_(self._counts[0].clamp(min=1)[:, None])
+        m2 = table.m2.new_zeros(len(self._types), *table.m2.shape[1:])
+        for chunk in row_chunks(table.mean):
+            place = self._place[chunk]
+            center = self._mean.index_select(0, place)
+            own = table.n[chunk], table.mean[chunk], table.m2[chunk]
+            m2.index_copy_(0, place, *powers_about(center, *own))
+        return {"m2": m2}
+
+    def result(self, squares: Tensors) -> TokenTable:
+        """The table of the rows of all ranks, with every token type that any of them has."""
+        n, sequences, sequence_n2, *sequence_m2 = self._counts
+        m2 = squares["m2"]
+        return TokenTable(
+            token_ids=self._types,
+            n=n,
+            mean=self._mean,
+            m2=m2,
+            sequences=sequences,
+            sequence_n2=sequence_n2,
+            sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
+        )
 
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
@@ -425,13 +435,17 @@ class SequenceCount(NamedTuple):
         """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The number alone."""
-        return {"num_sequences": self.num_sequences} if phase == 1 else {}
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks add them up."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "SequenceCount":
-        """The number of those of the rows of all ranks."""
-        return SequenceCount(found["num_sequences"])
+    def parts(self) -> Parts:
+        """The number."""
+        return Parts(self.num_sequences)
+
+    def with_parts(self, parts: Parts) -> "SequenceCount":
+        """This number."""
+        return SequenceCount(parts.n)
 
 
 class WithinMoments(NamedTuple):
@@ -450,13 +464,17 @@ class WithinMoments(NamedTuple):
         """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The sums as they are."""
-        return self._asdict() if phase == 1 else {}
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks add them up."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "WithinMoments":
-        """The moments of the batches of all ranks."""
-        return WithinMoments(*(found[name] for name in self._fields))
+    def parts(self) -> Parts:
+        """The sums."""
+        return Parts(self.n_with_ids, added=(self.n_paired, self.within))
+
+    def with_parts(self, parts: Parts) -> "WithinMoments":
+        """These sums."""
+        return WithinMoments(parts.n, *parts.added)
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:

@@ -18,14 +18,15 @@ from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.functional.distributed import (
-    Found,
     Group,
+    Ranks,
     State,
     current_rank,
     num_ranks,
     reduce_states,
 )
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
+from embedgeo.functional.moments import Parts, Pooling
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.sampling import Sample
@@ -57,13 +58,17 @@ class RowCounts(NamedTuple):
         """The numbers of rows of both."""
         return RowCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The numbers, in the phase in which others have integers, too."""
-        return self._asdict() if phase == 3 else {}
+    def reduction(self, ranks: Ranks) -> Pooling:
+        """Ranks add them up."""
+        return Pooling(self)
 
-    def of_ranks(self, found: Found) -> "RowCounts":
-        """The numbers of rows of all ranks."""
-        return RowCounts(**found)
+    def parts(self) -> Parts:
+        """The numbers, exact in float64."""
+        return Parts(self.num_rows.double(), added=(self.num_nonfinite.double(),))
+
+    def with_parts(self, parts: Parts) -> "RowCounts":
+        """These numbers."""
+        return RowCounts(parts.n.long(), *(each.long() for each in parts.added))
 
 
 S = TypeVar("S", bound=State)
