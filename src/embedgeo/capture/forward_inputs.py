@@ -532,7 +532,8 @@ class ForwardInputs:
 
     def _begin_attention(self, call: _RunningCall) -> None:
         """Take the padding that torch's own attention inside the blocks is told of."""
-        forward, told, untold = self.forward, call.padding, ""
+        forward, told = self.forward, call.padding
+        untold = ""
         if not self._running:
             if told.mask is not None:
                 untold = "of padding was given outside of a call of the model"
