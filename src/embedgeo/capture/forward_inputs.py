@@ -824,7 +824,8 @@ class ForwardInputs:
         shape = rows.shape
         is_in_order = self._is_hugging_face or rows.layer.positions_first is not None
         if token_ids is not None:
-            shape, device, is_in_order = token_ids.shape, token_ids.device, True
+            shape, device = token_ids.shape, token_ids.device
+            is_in_order = True
         if mask is None and is_in_order:
             mask = torch.ones(shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:
