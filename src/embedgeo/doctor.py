@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import (
+    arguments_by_name,
     eager_mode,
     first_float,
     first_input,
@@ -232,7 +233,7 @@ class _Forward:
         )
 
     def _add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+        given = arguments_by_name(module, args, kwargs)
         if any(module in outer.modules() for outer in self.masks):
             return
         for name in _MASKS:

@@ -2,8 +2,6 @@
 they are given, against their own states.
 """
 
-import re
-
 import pytest
 import torch
 import transformers as hf
@@ -343,16 +341,16 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda ids: ids.T, "turns them to (positions, batch), (4, 4). Measure a model"),
-        (lambda ids: nn.functional.pad(ids, (0, 2)), "pads them or adds a prompt, (4, 6). Give"),
-        (lambda ids: nn.functional.pad(ids, (1, 0)).T, "turns them to (positions, batch), (5, 4)"),
+        lambda ids: ids.T,
+        lambda ids: nn.functional.pad(ids, (0, 2)),
+        lambda ids: nn.functional.pad(ids, (1, 0)).T,
     ],
 )
-def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change, message):
+def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change):
     ids = torch.arange(16).view(4, 4)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=r"of shape \(4, 4\); the model turns them, pads them"):
         measured(Small(change=change), ids)
     assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
 
@@ -367,7 +365,7 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("rows", ["mean", "first", "last", "tokens"])
+@pytest.mark.parametrize("rows", ["last", "tokens"])
 @pytest.mark.parametrize("told", TOLD)
 def test_packed_texts_are_texts(rows, told):
     class Packed(Small):

@@ -17,9 +17,7 @@ from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import Rows, observed, rows_seen
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt_neox", "bert", "bloom", "opt", "modernbert", "distilbert", "albert", "t5"]
-)
+@pytest.mark.parametrize("family", ["gpt_neox", "bert", "t5"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whole):
     model, batch = FAMILIES[family].build().eval(), token_batch(padding="right")
@@ -130,13 +128,15 @@ class WithLoss(nn.Module):
 
 @pytest.mark.parametrize(
     ("family", "place"),
-    [("gpt_neox", "gpt_neox.layers.1"), ("t5", "decoder.block.1"), ("in a loss", "criterion")],
+    [("t5", "decoder.block.1"), ("in a loss", "criterion")],
 )
-@pytest.mark.parametrize("jackknife", [0, 2])
-def test_a_forward_pass_that_raises_counts_nowhere(family, place, jackknife):
+def test_a_forward_pass_that_raises_counts_nowhere(family, place):
+    def make(dim):
+        return [*default_metrics(dim), Total()]
+
     def measured(run):
-        make = (lambda dim: [*default_metrics(dim), Total()]), {"jackknife": jackknife}
-        with observe(model, "blocks", make[0], **make[1]) as geometry, torch.no_grad():
+        layers = "*block.01"
+        with observe(model, layers, make, jackknife=2) as geometry, torch.no_grad():
             run()
         return repr(geometry.records())
 

@@ -2,6 +2,7 @@
 kept around them.
 """
 
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -116,6 +117,15 @@ class _Watched:
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A ``forward`` without what watches it; what others wrap around one stays."""
     return _inside.get(forward, forward)
+
+
+def arguments_by_name(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a module is called with, by the names of the arguments of its ``forward``."""
+    if not args:
+        return kwargs
+    return {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
 
 
 def first_float(value: Any) -> Tensor | None:

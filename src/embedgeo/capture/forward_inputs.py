@@ -2,7 +2,6 @@
 state.
 """
 
-import inspect
 import re
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
 
 from embedgeo.capture import structure
+from embedgeo.capture.calls import arguments_by_name
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.torch_names import has_gradients, version
 from embedgeo.functional.rows import (
@@ -131,6 +131,14 @@ class LayerRows(NamedTuple):
         return fitted
 
 
+class _Padding(NamedTuple):
+    """What a call is told about padding."""
+
+    mask: Tensor | None = None  # (batch, positions), True = count; those before them are in a cache
+    source: Tensor | None = None  # the argument that it is read from
+    untold: str = ""  # what that does not tell, with its name
+
+
 class _RunningCall(NamedTuple):
     """A call of a module that has not returned, and what its arguments say about the rows of hidden
     states.
@@ -139,9 +147,7 @@ class _RunningCall(NamedTuple):
     module: nn.Module
     # its only argument, if that is given without a name, otherwise the arguments by name
     batch: Any
-    mask: Tensor | None  # (batch, positions), True = count; those before them are in a cache
-    source: Any  # the argument that it is read from
-    untold_mask: str  # what a mask does not tell, with its name; or empty
+    padding: _Padding
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
     token_ids: Tensor | None  # those named so, or the first that may be
@@ -151,125 +157,126 @@ class _RunningCall(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
-        by_name = (
-            {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
-            if args
-            else kwargs
-        )
-        tensors = {
-            (name, value.ndim): value
-            for name, value in by_name.items()
-            if isinstance(value, Tensor)
-        }
+        arguments = arguments_by_name(module, args, kwargs)
         integers = [
             each
-            for name, each in by_name.items()
+            for name, each in arguments.items()
             if name not in READ_MASKS
             and isinstance(each, Tensor)
             and each.ndim == 2
             and _is_integer(each)
         ]
-        embeddings = tensors.get(("inputs_embeds", 3))
-        tokens = [by_name.get("input_ids"), embeddings, *integers]
-        shape = next(
-            (each.shape[:2] for each in tokens if isinstance(each, Tensor)), torch.Size((0, 0))
+        embeddings = _tensor(arguments, "inputs_embeds", 3)
+        token_ids = _tensor(arguments, "input_ids", 2)
+        token_ids = next(iter(integers), None) if token_ids is None else token_ids
+        num_cached = _num_cached(arguments)
+        tokens = token_ids if embeddings is None else embeddings
+        shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
+        padding = _padding_of_call(
+            module, arguments, integers, shape, is_cached=num_cached is not None
         )
-        mask, source = None, None
-        not_told = ""
-        num_cached = _num_cached(by_name)
-        for name in reversed(_MASKS):
-            value = by_name.get(name)
-            if isinstance(value, Mapping):  # of transformers, by the kind of attention
-                value = value.get("full_attention", next(iter(value.values()), None))
-            is_known = name == "attention_mask" or (
-                isinstance(value, Tensor) and any(value.shape[-1:] == i.shape[1:] for i in integers)
-            )
-            if not isinstance(value, Tensor) or not is_known or value.ndim not in (2, 3, 4):
-                continue
-            if name == "mask" and value.ndim == 2 and all(value.shape != i.shape for i in integers):
-                continue
-            source = value
-            mask, not_told = _read_mask(name, value, shape, is_cached=num_cached is not None)
-        is_of_transformers = type(module).__module__.startswith("transformers.")
-        known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else [*_PADDING_MASKS]
-        untold = [
-            f"{name} does not tell whether 1 is padding"
-            for name, each in by_name.items()
-            if name not in known
-            and _UNTOLD.fullmatch(name)
-            and isinstance(each, Tensor)
-            and any(ids.shape == each.shape for ids in integers if ids is not each)
-        ]
-        padding = [name for name in known if by_name.get(name) is not None]
-        query, key = (tensors.get((name, 3)) for name in ("query", "key"))
-        if padding and query is not None and query is not key:  # of an attention
-            if key is not None and query.shape == key.shape:
-                untold = [f"{padding[0]} may be of other rows: its queries are not its keys"]
-        elif padding:
-            source = tensors.get((padding[0], 2))
-            mask = None if source is None else source.logical_not()
-        position_ids = tensors.get(("position_ids", 2))
-        if (several := tensors.get(("position_ids", 3))) is not None:
-            position_ids = _text_positions(several)
-        if "position_ids" not in by_name:
-            # torchtitan's name; elsewhere it may be of coordinates
-            positions = tensors.get(("positions", 2))
-            position_ids = None if positions is None or positions.is_floating_point() else positions
-        ends = [tensors.get((name, 1)) for name in _TEXT_ENDS]
-        if position_ids is None and (of_texts := [each for each in ends if each is not None]):
-            position_ids = _packed_positions(of_texts[0])
         return cls(
             module=module,
-            token_ids=tensors.get(("input_ids", 2), next(iter(integers), None)),
-            batch=args[0] if len(args) == 1 and not kwargs else by_name,
-            mask=mask,
-            source=source,
-            untold_mask="" if mask is not None else not_told or "".join(untold[:1]),
+            batch=args[0] if len(args) == 1 and not kwargs else arguments,
+            padding=padding,
             num_cached=num_cached,
-            position_ids=position_ids,
+            position_ids=_positions_of_call(arguments),
+            token_ids=token_ids,
             integers=integers,
             embeddings=embeddings,
             has_gradients=has_gradients(),
         )
 
 
-def _counted(mask: Tensor) -> Tensor | None:
-    """The positions that count by an attention mask; one that is added to scores is 0 there, and
-    far below elsewhere. None where it has other values.
+def _tensor(arguments: Mapping[str, Any], name: str, ndim: int) -> Tensor | None:
+    """The argument of that name, if it is a tensor of so many dimensions."""
+    value = arguments.get(name)
+    return value if isinstance(value, Tensor) and value.ndim == ndim else None
+
+
+def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
+    """The position ids that a call is given, (batch or 1, positions), or that the ends of packed
+    texts tell.
     """
-    if mask.is_floating_point() and bool(((mask == 0) | (mask < _CLOSED)).all()):
-        return mask == 0
-    return mask != 0 if bool(((mask == 0) | (mask == 1)).all()) else None
+    if "position_ids" in arguments:
+        several = _tensor(arguments, "position_ids", 3)
+        if several is not None:
+            return _text_positions(several)
+        positions = _tensor(arguments, "position_ids", 2)
+    else:
+        # torchtitan's name; elsewhere it may be of coordinates
+        positions = _tensor(arguments, "positions", 2)
+        positions = None if positions is None or positions.is_floating_point() else positions
+    ends = (_tensor(arguments, name, 1) for name in _TEXT_ENDS)
+    of_texts = next((each for each in ends if each is not None), None)
+    return positions if positions is not None or of_texts is None else _packed_positions(of_texts)
 
 
-def _read_mask(
-    name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool
-) -> tuple[Tensor | None, str]:
-    """The positions that count by an argument, see `_padding_mask`, or None and what it does not
-    tell.
+def _padding_of_call(
+    module: nn.Module,
+    arguments: Mapping[str, Any],
+    integers: Sequence[Tensor],
+    shape: torch.Size,
+    *,
+    is_cached: bool,
+) -> _Padding:
+    """What a call is told about padding: by a mask of padding, else by one of attention. The
+    ``shape`` of its tokens is (batch, positions).
     """
-    allowed = _counted(mask)
-    if allowed is None:
-        return None, f"{name} has other values than 0 and 1, as numbers of packed texts are"
-    if name == "mask" and _may_be_of_padding(mask):
-        return None, "mask does not tell whether 1 is padding"
-    found = _padding_mask(allowed, shape, is_cached=is_cached)
-    return found, f"{name}, of shape {tuple(mask.shape)}, does not tell padding from tokens"
+    is_of_transformers = type(module).__module__.startswith("transformers.")
+    known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else _PADDING_MASKS
+    given = next((name for name in known if arguments.get(name) is not None), None)
+    query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
+    if given is not None and query is not None and query is not key:  # of an attention
+        if key is None or query.shape != key.shape:
+            return _Padding()
+        return _Padding(untold=f"{given} may be of other rows: its queries are not its keys")
+    if given is not None and (source := _tensor(arguments, given, 2)) is not None:
+        return _Padding(source.logical_not(), source)
+    for name in _MASKS:
+        mask = arguments.get(name)
+        if isinstance(mask, Mapping):  # of transformers, by the kind of attention
+            mask = mask.get("full_attention", next(iter(mask.values()), None))
+        if not isinstance(mask, Tensor) or mask.ndim not in (2, 3, 4):
+            continue
+        if name == "attention_mask" or any(
+            mask.shape == ids.shape or (mask.ndim > 2 and mask.shape[-1] == ids.shape[1])
+            for ids in integers
+        ):
+            return _read_mask(name, mask, shape, is_cached=is_cached)
+    for name in filter(_UNTOLD.fullmatch, arguments.keys() - {*known}):
+        mask = _tensor(arguments, name, 2)
+        if any(mask is not None and mask.shape == ids.shape for ids in integers if ids is not mask):
+            return _Padding(untold=f"{name} does not tell whether 1 is padding")
+    return _Padding()
 
 
-def _may_be_of_padding(mask: Tensor) -> bool:
-    """Tell whether the values of a mask do not tell if 1 is padding: it is not added to scores, nor
-    causal.
+def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:
+    """The positions that count by an argument, see `_padding_mask`, or what it does not tell. A
+    mask that is added to scores is 0 where it counts, and far below elsewhere.
     """
-    is_added = mask.is_floating_point() and bool((mask < 0).any())
-    return not is_added and (mask.ndim == 2 or bool((mask == mask[..., :1, :]).all()))
+    is_added = mask.is_floating_point() and bool(((mask == 0) | (mask < _CLOSED)).all())
+    if not is_added and not bool(((mask == 0) | (mask == 1)).all()):
+        return _Padding(
+            untold=f"{name} has other values than 0 and 1, as numbers of packed texts are"
+        )
+    # one that differs between queries, as a causal one does, is of attention
+    is_of_keys = mask.ndim == 2 or bool((mask == mask[..., :1, :]).all())
+    if name == "mask" and is_of_keys and not (is_added and bool((mask < 0).any())):
+        return _Padding(untold="mask does not tell whether 1 is padding")
+    kept = _padding_mask(mask == 0 if is_added else mask != 0, shape, is_cached=is_cached)
+    if kept is None:
+        return _Padding(
+            untold=f"{name}, of shape {tuple(mask.shape)}, does not tell padding from tokens"
+        )
+    return _Padding(kept, mask)
 
 
-def _num_cached(by_name: Mapping[str, Any]) -> int | None:
+def _num_cached(arguments: Mapping[str, Any]) -> int | None:
     """Number of positions in the cache that a call is given; None: there is none, −1: it does not
     tell.
     """
-    cache = next((by_name[name] for name in _CACHES if by_name.get(name) is not None), None)
+    cache = next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
     if cache is None:
         return None
     try:
@@ -287,32 +294,29 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
     queries that count differ in more than being causal, or it is triangular itself.
     """
     if allowed.ndim == 2:
-        places = torch.arange(len(allowed), device=allowed.device)
-        lower = places[:, None] >= places if allowed.shape[0] == allowed.shape[1] > 1 else None
-        is_causal = lower is not None and any(map(allowed.equal, (lower, lower.T)))
+        ones = torch.ones_like(allowed)
+        is_square = allowed.shape[0] == allowed.shape[1] > 1
+        is_causal = is_square and any(map(allowed.equal, (ones.tril(), ones.triu())))
         return None if is_causal else allowed
     num_queries, num_keys = allowed.shape[-2:]
     pairs = allowed.reshape(len(allowed), -1, num_queries, num_keys)
     pairs = pairs.expand(max(shape[0], len(pairs)), -1, -1, -1)
     counts = pairs.flatten(1, 2).any(1)
-    if num_queries == 1:  # of all positions, or the one that is not in the cache
-        if shape[1] != 1:
-            return counts
-        place = int(counts.any(0).nonzero().amax()) if bool(counts.any()) else 0
-        return counts[:, 0 if is_cached else place : place + 1]
+    if num_queries == 1 != shape[1]:
+        return counts
     keys = torch.arange(num_keys, device=allowed.device)
-    last = torch.where(pairs, keys, -num_keys).amax(-1)  # that a query attends to
+    queries = torch.arange(num_queries, device=allowed.device)
+    last = torch.where(pairs, keys, -1).amax(-1)  # that a query attends to
     # of the first query among the keys: others are in a cache, or a static one is not full
-    first = int((last - keys[:num_queries]).amax()) if num_queries <= num_keys else 0
-    for is_causal in (False, True):
-        offset = first if is_causal else num_keys - num_queries
-        own = counts[:, offset : offset + num_queries]
-        if own.shape[1] != num_queries:
-            continue
+    first = max(0, int((last - queries).amax()))
+    for is_causal, offset in ((True, first), (False, num_keys - num_queries)):
         seen = counts[:, None, None, :].expand_as(pairs)
         if is_causal:
-            seen = seen & (keys <= keys[:num_queries, None] + offset)
-        if bool((seen == pairs).where(own[:, None, :, None], True).all()):
+            seen = seen & (keys <= queries[:, None] + offset)
+        own = counts[:, offset : offset + num_queries]
+        if own.shape[1] == num_queries and bool(
+            (seen == pairs).where(own[:, None, :, None], True).all()
+        ):
             return counts[:, 0 if is_cached else offset : offset + num_queries]
     return None
 
@@ -337,37 +341,31 @@ def _packed_positions(ends: Tensor) -> Tensor:
 _LIKE = 0.1
 
 
-def _is_inside(given: Tensor, ids: Tensor) -> bool:
-    """Tell whether token ids, (batch, positions), are some of more positions of the same batch."""
+def _has_inside(ids: Tensor, given: Tensor) -> bool:
+    """Tell whether token ids, (batch, positions), are others of the same batch with more, or none,
+    around them.
+    """
     length = given.shape[1]
-    if len(given) != len(ids) or not 0 < length < ids.shape[1]:
+    if len(given) != len(ids) or not 0 < length <= ids.shape[1]:
         return False
-    windows = ids.unfold(1, length, 1)
-    return bool((windows == given[:, None]).all(2).all(0).any())
+    return bool((ids.unfold(1, length, 1) == given[:, None]).all(2).all(0).any())
 
 
 def _require_ids_of_call(ids: Tensor, arguments: Sequence[Tensor]) -> None:
     """Raise ValueError if a table is called with the token ids of a call in another order, or with
     others around them.
     """
-    alike = [each for each in arguments if each.shape == ids.shape]
-    if ids.shape[0] == ids.shape[1]:  # the shape does not tell the order
-        alike = [each for each in alike if torch.equal(each, ids)]
-    if alike:
+    is_square = ids.shape[0] == ids.shape[1]  # then the shape does not tell the order
+    if any(each.shape == ids.shape and (not is_square or each.equal(ids)) for each in arguments):
         return
     for given in arguments:
-        if (given.shape == ids.T.shape and torch.equal(given, ids.T)) or _is_inside(given, ids.T):
-            change = "turns them to (positions, batch)"
-            remedy = "Measure a model that keeps the batch first."
-        elif _is_inside(given, ids):
-            change = "pads them or adds a prompt"
-            remedy = "Give texts of a length that it does not pad, or measure another model."
-        else:
-            continue
-        raise ValueError(
-            "the embedding table must be called with the token ids that the model is given, of "
-            f"shape {tuple(given.shape)}; the model {change}, {tuple(ids.shape)}. {remedy}"
-        )
+        if _has_inside(ids, given) or _has_inside(ids.T, given):
+            raise ValueError(
+                "the embedding table must be called with the token ids that the model is given, of "
+                f"shape {tuple(given.shape)}; the model turns them, pads them or adds a prompt, "
+                f"{tuple(ids.shape)}. Give texts of a length that it does not pad, or measure a "
+                "model that keeps them as they are."
+            )
 
 
 @dataclass
@@ -375,8 +373,7 @@ class ForwardPass:
     """A forward pass so far."""
 
     called: set[nn.Module]  # enclosing modules
-    mask: Tensor | None = None  # as of a call
-    untold_mask: str = ""
+    padding: _Padding = field(default_factory=_Padding)
     position_ids: Tensor | None = None
     num_cached: int | None = None
     token_ids: Tensor | None = None  # that the last of the calls was given
@@ -470,7 +467,7 @@ class ForwardInputs:
         """The token ids and the mask that the model is given."""
         return [
             *self.token_ids.values(),
-            *([] if self.forward.mask is None else [self.forward.mask]),
+            *([] if self.forward.padding.mask is None else [self.forward.padding.mask]),
         ]
 
     def begin_call(
@@ -514,17 +511,19 @@ class ForwardInputs:
         if call.token_ids is not None:
             before = forward.token_ids
             if before is not None and not _equal(before, call.token_ids):
-                if forward.mask is not None:
-                    forward.mask = None
-                    forward.untold_mask = (
-                        f"attention_mask is of other token ids than {type(call.module).__name__}'s"
+                if forward.padding.mask is not None:
+                    forward.padding = _Padding(
+                        untold="attention_mask is of other token ids than "
+                        f"{type(call.module).__name__}'s"
                     )
                 forward.position_ids = None
             forward.token_ids = call.token_ids
-        is_own = getattr(call.source, "ndim", 0) == 2
-        if call.mask is not None and (is_own or forward.mask is None):
-            forward.mask = call.mask
-        forward.untold_mask = forward.untold_mask or call.untold_mask
+        told = call.padding
+        is_of_rows = told.source is not None and told.source.ndim == 2
+        if is_of_rows or (
+            forward.padding.mask is None and (told.source is not None or told.untold)
+        ):
+            forward.padding = told
         if call.position_ids is not None:
             forward.position_ids = call.position_ids
         if call.num_cached is not None:
@@ -533,25 +532,24 @@ class ForwardInputs:
 
     def _begin_attention(self, call: _RunningCall) -> None:
         """Take the padding that torch's own attention inside the blocks is told of."""
-        forward = self.forward
-        first = forward.attention
+        forward, told = self.forward, call.padding
+        untold = ""
         if not self._running:
-            if call.mask is not None:
-                forward.mask, forward.row_tokens = None, {}
-                forward.untold_mask = "of padding was given outside of a call of the model"
-        elif first is None:
+            if told.mask is not None:
+                untold = "of padding was given outside of a call of the model"
+        elif forward.attention is None:
             forward.attention = call
             self._take(call)
-            waiting, forward.waiting = forward.waiting, []
-            for read in [forward.held.pop(name) for name in waiting if name in forward.held]:
-                read()
-        elif call.mask is not None and not (
-            first.mask is not None and _equal(first.source, call.source)
-        ):
-            forward.mask, forward.row_tokens = None, {}
-            forward.untold_mask = "of padding differs between calls inside the blocks"
-        elif call.untold_mask and forward.mask is None:
-            forward.untold_mask, forward.row_tokens = call.untold_mask, {}
+            for name in forward.waiting:
+                if name in forward.held:
+                    forward.held.pop(name)()
+            forward.waiting = []
+        elif told.mask is None:
+            untold = "" if forward.padding.mask is not None else told.untold
+        elif not _equal(forward.attention.padding.source, told.source):
+            untold = "of padding differs between calls inside the blocks"
+        if untold:
+            forward.padding, forward.row_tokens = _Padding(untold=untold), {}
         self._running.append(call)
 
     def awaits_mask(self, layer: Layer) -> bool:
@@ -759,18 +757,18 @@ class ForwardInputs:
         num_cached = self.forward.num_cached
         if mask is not None:
             mask = require_marks(rows.require_fit(mask, "mask")) != 0
-        elif self.forward.mask is not None:
-            mask = self._of_tokens(rows, self.forward.mask)
+        elif self.forward.padding.mask is not None:
+            mask = self._of_tokens(rows, self.forward.padding.mask)
             assert mask is not None
             is_wider = shape[:-1] == mask.shape[:1] and mask.shape[1] > shape[-1]
             if num_cached is None or not is_wider:
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
             elif num_cached >= 0:  # a mask may be of all places of the cache
                 mask = mask[:, : num_cached + shape[-1]]
-        elif self.forward.untold_mask:
+        elif self.forward.padding.untold:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
-                f"{self.forward.untold_mask}. Give mask=, or attention_mask (1 = token) or "
+                f"{self.forward.padding.untold}. Give mask=, or attention_mask (1 = token) or "
                 "key_padding_mask (1 = padding), of shape (batch, positions)."
             )
         elif (
@@ -823,21 +821,19 @@ class ForwardInputs:
     def _without_first_positions(
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor:
-        if mask is None and token_ids is not None:
-            mask = torch.ones_like(token_ids, dtype=torch.bool)
-        elif (
-            mask is None
-            and len(rows.shape) == 2
-            and (self._is_hugging_face or rows.layer.positions_first is not None)
-        ):
-            mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
+        shape = rows.shape
+        is_in_order = self._is_hugging_face or rows.layer.positions_first is not None
+        if token_ids is not None:
+            shape, device = token_ids.shape, token_ids.device
+            is_in_order = True
+        if mask is None and is_in_order:
+            mask = torch.ones(shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:
             raise ValueError(
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); "
                 "found none. Give token_ids= or mask=."
             )
         num_cached = self.forward.num_cached or 0
-        shape = rows.shape if token_ids is None else token_ids.shape
         length = shape[1] if len(shape) == 2 else mask.shape[1]
         if num_cached < 0 and mask.shape[1] <= length:
             raise ValueError(
@@ -852,8 +848,8 @@ class ForwardInputs:
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _is_integer(ids: Tensor) -> bool:

@@ -41,22 +41,22 @@ class _Hook:
     nothing.
     """
 
-    should_skip: Callable[[], bool]
-    on_error: Callable[[Exception], None] | None
+    probe: "Probe"
     module: nn.Module
     place: str  # of an exception
     read: Callable[..., None]
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
-        if module is not self.module or self.should_skip():
+        if module is not self.module or self.probe.should_skip():
             return
         try:
+            self.probe.require_one_thread()
             self.read(module, *call)
         except Exception as error:
             error.add_note(self.place)
-            if self.on_error is None:
+            if self.probe.on_error is None:
                 raise
-            self.on_error(error)
+            self.probe.on_error(error)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return partial, (_do_nothing,)
@@ -82,10 +82,6 @@ def _require_values(layer: Layer, hidden: Tensor) -> None:
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 class Probe:
@@ -127,7 +123,7 @@ class Probe:
         # the ranks of which each may have a part of the positions
         self.sequence_mesh: DeviceMesh | None = None
         self.is_stable = False
-        self._on_error = on_error
+        self.on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -163,9 +159,7 @@ class Probe:
 
                     stack.enter_context(hook_in_graph(module, event, hook))
                 elif event == "call":
-                    end = _Hook(
-                        self.should_skip, self._on_error, module, hook.place, self._end_call
-                    )
+                    end = _Hook(self, module, hook.place, self._end_call)
                     stack.enter_context(watched_calls(module, partial(self._call, hook, end)))
                 elif event == "input":
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -231,31 +225,26 @@ class Probe:
         """Tell whether a forward pass is running in another thread."""
         return self._inputs.depth > 0 and self._thread != get_ident()
 
-    def _in_turn(self, read: Callable[..., None], *call: Any) -> None:
+    def require_one_thread(self) -> None:
+        """Raise ValueError if a forward pass is running in another thread."""
         if self._is_beside_a_pass():
             raise ValueError(
                 "forward passes of a measured model must run one after the other; another thread "
                 "calls it while one runs. Measure in one thread, or a copy of the model."
             )
-        read(*call)
 
     def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
-        def hook(module: nn.Module, place: str, read: Callable[..., None]) -> _Hook:
-            in_turn = partial(self._in_turn, read)
-            return _Hook(self.should_skip, self._on_error, module, place, in_turn)
-
         for module in self._inputs.enclosing_modules:
-            yield "call", hook(module, "at the model's call", self._begin_call)
-            yield "return", hook(module, "at the model's call", self._end_call)
+            yield "call", _Hook(self, module, "at the model's call", self._begin_call)
+            yield "return", _Hook(self, module, "at the model's call", self._end_call)
         for table in self._inputs.tables:
-            yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
+            read = self._inputs.record_token_ids
+            yield "lookup", _Hook(self, table, "at the embedding table", read)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
-                yield (
-                    event,
-                    hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i)),
-                )
+                place = f"at layer {layer.name!r}"
+                yield event, _Hook(self, call.module, place, partial(self._read, layer, i))
 
     @contextmanager
     def _call(
@@ -337,46 +326,15 @@ class Probe:
         kwargs: dict[str, Any],
         output: Any = None,
     ) -> None:
-        if self._is_stale and self._inputs.depth:
-            return
-        if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
-            self.layers_without_gradients.add(layer.name)
-            return
-        call = layer.calls[i]
         is_inside = self._inputs.depth > 0
-        if self._read_inside.setdefault((layer.name, i), is_inside) != is_inside:
-            if not is_inside:
-                return  # of the training step, on an inner state
-            raise ValueError(
-                f"layer {layer.name!r} must be called in the model's own call or outside of it; "
-                f"its {type(module).__name__} was called outside first. Leave the layer out."
-            )
-        num_calls = self._inputs.forward.num_calls
-        num_calls[layer.name, i] += 1
-        if is_inside and num_calls[layer.name, i] > call.calls_per_forward:
-            if not layer.is_last_call:
-                raise ValueError(
-                    f"layer {layer.name!r} must be called {_times(call.calls_per_forward)} in a "
-                    f"forward pass; its {type(module).__name__} was called again, as in a looped "
-                    "model. Measure modules that are called once, by layers= with a pattern of "
-                    "their names, or leave the layer out."
-                )
-        elif (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
+        if not self._is_of_layer(layer, i, is_inside=is_inside):
             return
-        if is_inside and layer.place is not None:
-            part = side(layer.name)
-            if self._inputs.forward.places.get(part, -1) > layer.place:
-                raise ValueError(
-                    f"layer {layer.name!r} must come before the layers after it; its "
-                    f"{type(module).__name__} was called later. Measure modules by layers= with a "
-                    "pattern of their names."
-                )
-            self._inputs.forward.places[part] = layer.place
-        hidden = first_input(args, kwargs) if call.takes_input else first_float(output)
+        takes_input = layer.calls[i].takes_input
+        hidden = first_input(args, kwargs) if takes_input else first_float(output)
         if hidden is None:
             raise TypeError(
                 "a layer must have a floating-point tensor as its hidden state; got "
-                f"{type(kwargs if call.takes_input else output).__name__}. Leave the layer out."
+                f"{type(kwargs if takes_input else output).__name__}. Leave the layer out."
             )
         _require_values(layer, hidden)
         if not (is_inside and (layer.is_last_call or self._inputs.awaits_mask(layer))):
@@ -394,6 +352,47 @@ class Probe:
             self._take(layer, kept)
 
         self._inputs.forward.held[layer.name] = take_last
+
+    def _is_of_layer(self, layer: Layer, i: int, *, is_inside: bool) -> bool:
+        """Tell whether a call of a module of a layer is the one to read. ValueError where the model
+        calls it otherwise than a layer is called.
+        """
+        call, forward = layer.calls[i], self._inputs.forward
+        if self._is_stale and is_inside:
+            return False
+        if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
+            self.layers_without_gradients.add(layer.name)
+            return False
+        was_inside = self._read_inside.setdefault((layer.name, i), is_inside)
+        if was_inside and not is_inside:
+            return False  # of the training step, on an inner state
+        must, kind = f"layer {layer.name!r} must", type(call.module).__name__
+        if is_inside and not was_inside:
+            raise ValueError(
+                f"{must} be called in the model's own call or outside of it; its {kind} was called "
+                "outside first. Leave the layer out."
+            )
+        number = forward.num_calls[layer.name, i]
+        forward.num_calls[layer.name, i] += 1
+        is_again = is_inside and number >= call.calls_per_forward
+        if is_again and not layer.is_last_call:
+            times = "once" if call.calls_per_forward == 1 else f"{call.calls_per_forward} times"
+            raise ValueError(
+                f"{must} be called {times} in a forward pass; its {kind} was called again, as in a "
+                "looped model. Measure modules that are called once, by layers= with a pattern of "
+                "their names, or leave the layer out."
+            )
+        if not is_again and number % call.calls_per_forward != call.index:
+            return False
+        if is_inside and layer.place is not None:
+            part = side(layer.name)
+            if forward.places.get(part, -1) > layer.place:
+                raise ValueError(
+                    f"{must} come before the layers after it; its {kind} was called later. Measure "
+                    "modules by layers= with a pattern of their names."
+                )
+            forward.places[part] = layer.place
+        return True
 
     def _take(self, layer: Layer, hidden: Tensor) -> None:
         """Give the hidden state of a call to the metrics of its layer."""

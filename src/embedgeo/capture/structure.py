@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place, is_compiled_wrapper
+from embedgeo.capture.torch_names import WRAPPERS
 from embedgeo.formatting import listed
 
 if TYPE_CHECKING:
@@ -61,11 +61,6 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
 def is_norm(module: nn.Module) -> bool:
     """Tell whether a module is a norm, by a whole word of its class's name."""
     return re.search(r"Norm(?![a-z])", type(module).__name__) is not None
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Tell whether a module inside is compiled, as far as modules show it."""
-    return any(is_compiled_wrapper(m) or is_compiled_in_place(m) for m in model.modules())
 
 
 def measured_model(model: nn.Module) -> nn.Module:

@@ -10,12 +10,11 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -25,43 +24,29 @@ in layers' names.
 """
 
 _OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}
-_forward_mode: Callable[[], bool] | None = getattr(torch._C, "_is_fwd_grad_enabled", None)
-_backward_pass: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
 
 
 def has_gradients() -> bool:
     """Tell whether gradients are on, here or where a running autograd function began, as of
     reentrant checkpointing.
     """
-    if torch.is_grad_enabled():
-        return True
-    if _forward_mode is None:
-        forward = torch.utils.checkpoint.CheckpointFunction.forward.__code__
-        return not torch.is_inference_mode_enabled() and any(
-            frame.f_code is forward for frame in _frames()
-        )
-    return not (_forward_mode() or torch.is_inference_mode_enabled())
+    return torch.is_grad_enabled() or not (
+        torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled()
+    )
 
 
 def in_backward() -> bool:
     """Tell whether a backward pass is running in this thread, in which checkpointing repeats
     forward passes.
     """
-    if _backward_pass is not None:
-        return _backward_pass() != -1
-    files = torch.autograd.__file__, torch.utils.checkpoint.__file__
-    names = "backward", "grad", "unpack_hook"
-    return any(
-        frame.f_code.co_name in names and frame.f_code.co_filename in files for frame in _frames()
-    )
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Tell whether a tensor is that of a function transform (``torch.func.grad``, ``vmap``), which
     has no storage.
     """
-    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
-    return is_wrapped is not None and bool(is_wrapped(tensor))
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def version(tensor: Tensor) -> object:
@@ -90,18 +75,14 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def is_compiled_wrapper(module: nn.Module) -> bool:
-    """Tell whether a module is what ``torch.compile(module)`` gives, which a torch with another
-    name for it hides.
+def is_compiled(model: nn.Module) -> bool:
+    """Tell whether a module inside is what ``torch.compile(module)`` gives, or one of which
+    ``module.compile()`` was called. A torch with other names for these hides it.
     """
-    return hasattr(module, "_orig_mod")
-
-
-def is_compiled_in_place(module: nn.Module) -> bool:
-    """Tell whether ``module.compile()`` was called, which a torch that holds the compiled call
-    elsewhere hides.
-    """
-    return getattr(module, "_compiled_call_impl", None) is not None
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def meta_values() -> AbstractContextManager[Any]:
@@ -109,12 +90,9 @@ def meta_values() -> AbstractContextManager[Any]:
     some.
 
     A number is 1, no element is zero, and products of groups of rows, as of a mixture of experts,
-    are made in every dtype. A torch without dispatch modes raises as before.
+    are made in every dtype.
     """
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode
-    except ImportError:
-        return nullcontext()
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     class MetaValues(TorchDispatchMode):
         def __torch_dispatch__(

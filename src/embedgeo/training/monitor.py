@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from embedgeo.capture.calls import kept_random_states, kept_state, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
-from embedgeo.capture.structure import is_compiled
+from embedgeo.capture.torch_names import is_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command, suggesting
 from embedgeo.functional.distributed import (
