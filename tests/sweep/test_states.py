@@ -95,6 +95,17 @@ def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
         assert set(found.query("metric == 'n'")["value"]) == {4 * 16}
 
 
+def test_positions_and_ids_are_left_out_of_given_tokens(tmp_path, ids, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save(model(0).state_dict(), folder / "step1.pt")
+    options = ("--skip-first-positions", "3", "--ignore-token-ids", f"[{ids[5]}]")
+    sweep(capsys, folder, *MAKE, *options)
+    found = pd.read_csv(tmp_path / "out" / "metrics.csv")
+    rows = ids.reshape(-1, 16)[:, 3:]
+    assert set(found.query("metric == 'n'")["value"]) == {(rows != ids[5]).sum()}
+
+
 class Touches:
     """Makes a file where it is loaded by code that runs what a file says."""
 
@@ -126,6 +137,12 @@ class Touches:
             2,
             (*MAKE, "--unit", "line"),
             "leave out text, tokenizer",
+        ),
+        (
+            lambda path: model(0).state_dict(),
+            2,
+            (*MAKE, "--ignore-token-ids", "special"),
+            "and ignore_token_ids special",
         ),
         (
             lambda path: Touches(path / "touched"),
