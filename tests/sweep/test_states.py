@@ -1,7 +1,5 @@
 """State dicts of training loops as checkpoints, and token ids in place of a text."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +64,7 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
     torch.save({"model": states[3], "step": 30}, folder / "last.pt")
     torch.save(optimizer, folder / "optimizer_step10.pt")
     options = arguments(folder, (*MAKE, "--token-tables", "true"))
-    subprocess.run([sys.executable, "-m", "embedgeo.cli", *options], check=True)
+    assert main(options) == 0
     found = embedgeo.load_results(tmp_path / "out")
     assert sorted(found["step"].unique()) == [0, 10, 20, 30]
     inputs = torch.from_numpy(ids.astype(np.int64)).view(-1, 16)
