@@ -25,7 +25,7 @@ from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings, sweep
-from embedgeo.sweep.run import Sweep
+from embedgeo.sweep.progress import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
 NUM_TOKENS = int(os.environ.get("EMBEDGEO_SWEEP_TOKENS", "65536"))

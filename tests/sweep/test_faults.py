@@ -109,13 +109,6 @@ def changed_config(**changes):
     return json.dumps({**json.loads(files["config.json"]), **changes}).encode()
 
 
-def without_a_weight():
-    weights = {
-        k: v.contiguous() for k, v in model(1).state_dict().items() if "layers.1.mlp" not in k
-    }
-    return save_safetensors(weights, {"format": "pt"})
-
-
 def weights_of_a_wrapper():
     weights = {f"_orig_mod.{k}": v.contiguous() for k, v in model(1).state_dict().items()}
     return save_safetensors(weights, {"format": "pt"})
@@ -124,13 +117,8 @@ def weights_of_a_wrapper():
 def test_a_broken_checkpoint_fails_alone(hub, options):
     endless = {"num_hidden_layers": 10**12}
     changes = [
-        ({WEIGHTS: b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5)}, "Safetensor"),
         ({WEIGHTS: checkpoint_files(1)[WEIGHTS][:-100]}, "Safetensor"),
-        ({WEIGHTS: None}, "must have weights"),
-        ({WEIGHTS: without_a_weight()}, "must hold all weights"),
         ({WEIGHTS: weights_of_a_wrapper()}, "Its keys have '_orig_mod.', as the state dict of a"),
-        ({"config.json": None}, "must have a config.json"),
-        ({"config.json": b"{"}, "JSON"),
         ({"config.json": changed_config(**endless)}, "num_hidden_layers must be at most"),
         ({"config.json": changed_config(text_config=endless)}, "num_hidden_layers must be at most"),
         ({"config.json": changed_config(hidden_size=10**7)}, "must fit the weights"),
@@ -143,11 +131,10 @@ def test_a_broken_checkpoint_fails_alone(hub, options):
     for step, (change, _) in enumerate(changes, 2):
         hub.add(REPOSITORY, f"step{step}", broken(**change))
     hub.add(REPOSITORY, "step99", checkpoint_files(2, with_tokenizer=False))
-    for _ in range(2):
-        assert sweep(REPOSITORY, **options) == 3
-        assert done(options) == ["step1", "step99"]
-        for step, (_, reason) in enumerate(changes, 2):
-            assert reason in reasons(options)[f"step{step}"]
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step1", "step99"]
+    for step, (_, reason) in enumerate(changes, 2):
+        assert reason in reasons(options)[f"step{step}"]
 
 
 CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}

@@ -45,10 +45,9 @@ def with_bos():
 
 @pytest.fixture
 def small(tmp_path):
-    """Options of a sweep of two checkpoints over three documents in sequences of 16 tokens."""
-    run = local_run(tmp_path / "run", (1, 2))
-    for step in (1, 2):
-        write_files(run / f"step{step}", with_bos())
+    """Options of a sweep of a checkpoint over three documents in sequences of 16 tokens."""
+    run = local_run(tmp_path / "run", (1,))
+    write_files(run / "step1", with_bos())
     lines = [json.dumps({"text": text}) for text in TEXT]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     return {

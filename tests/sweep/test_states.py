@@ -1,7 +1,5 @@
 """State dicts of training loops as checkpoints, and token ids in place of a text."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +64,7 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
     torch.save({"model": states[3], "step": 30}, folder / "last.pt")
     torch.save(optimizer, folder / "optimizer_step10.pt")
     options = arguments(folder, (*MAKE, "--token-tables", "true"))
-    subprocess.run([sys.executable, "-m", "embedgeo.cli", *options], check=True)
+    assert main(options) == 0
     found = embedgeo.load_results(tmp_path / "out")
     assert sorted(found["step"].unique()) == [0, 10, 20, 30]
     inputs = torch.from_numpy(ids.astype(np.int64)).view(-1, 16)
@@ -93,6 +91,17 @@ def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
         found = pd.read_csv(metrics)
         assert set(found["step"]) == {0}
         assert set(found.query("metric == 'n'")["value"]) == {4 * 16}
+
+
+def test_positions_and_ids_are_left_out_of_given_tokens(tmp_path, ids, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save(model(0).state_dict(), folder / "step1.pt")
+    options = ("--skip-first-positions", "3", "--ignore-token-ids", f"[{ids[5]}]")
+    sweep(capsys, folder, *MAKE, *options)
+    found = pd.read_csv(tmp_path / "out" / "metrics.csv")
+    rows = ids.reshape(-1, 16)[:, 3:]
+    assert set(found.query("metric == 'n'")["value"]) == {(rows != ids[5]).sum()}
 
 
 class Touches:
@@ -126,6 +135,12 @@ class Touches:
             2,
             (*MAKE, "--unit", "line"),
             "leave out text, tokenizer",
+        ),
+        (
+            lambda path: model(0).state_dict(),
+            2,
+            (*MAKE, "--ignore-token-ids", "special"),
+            "and ignore_token_ids special",
         ),
         (
             lambda path: Touches(path / "touched"),

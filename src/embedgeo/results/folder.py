@@ -69,14 +69,14 @@ class SweepFolder:
         """Make the folder, with further ``entries`` in its manifest, or go on with one made with
         these settings.
         """
-        self.require_settings(settings)
+        manifest = self.require_settings(settings)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 require_writable(folder)
             inside = (*self.path.glob("[!.]*/"), *self.tensorboard.glob("[!.]*/"))
             remove_leftovers(self.path, *inside)
-            if not self.manifest():
+            if not manifest:
                 self._write_manifest(
                     {
                         "asked": dict(settings),
@@ -92,8 +92,11 @@ class SweepFolder:
             ) from error
         self.require_settings(settings)  # another process may have made it meanwhile
 
-    def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check that the folder is new, or was made with these settings; writes nothing."""
+    def require_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Check that the folder is new, or was made with these settings, and write nothing.
+
+        Returns the content of its ``manifest.json``, which is empty where there is none yet.
+        """
         manifest = self.manifest()
         if not manifest:
             if self.done():
@@ -106,7 +109,7 @@ class SweepFolder:
                 raise ValueError(
                     f"{self.path} must be a new folder or that of a sweep; it holds something else."
                 )
-            return
+            return manifest
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
         # an option that one of them does not know changes nothing where it is not set
@@ -128,6 +131,7 @@ class SweepFolder:
                 f"a sweep folder holds results of one setting; in {self.path} "
                 f"{'; '.join(different)}. Give another folder."
             )
+        return manifest
 
     def manifest(self) -> dict[str, Any]:
         """The content of ``manifest.json``; empty where there is none yet."""

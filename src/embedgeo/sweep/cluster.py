@@ -21,9 +21,9 @@ from huggingface_hub import constants
 
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
-from embedgeo.sweep.measure import Downloads, Measured, Worker
+from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
 from embedgeo.sweep.processes import muted_libraries, versions
-from embedgeo.sweep.run import POLL_SECONDS, Sweep
+from embedgeo.sweep.progress import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText
 
@@ -202,7 +202,7 @@ def _measure(
     if folder.is_symlink() or folder.stat().st_uid != getattr(os, "getuid", int)():
         raise PermissionError(f"{folder} must be a folder of this user's; it is another's.")
     with Downloads(folder, evict=settings.evict) as downloads:
-        worker = Worker(settings, texts, downloads)
+        worker = Worker(settings, texts, downloads, metrics_function(settings))
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             # in a thread, for a cancelled task is told in the main one, once it does not wait
             measuring = ThreadPoolExecutor(1).submit(worker.measure, checkpoint, lambda: None)

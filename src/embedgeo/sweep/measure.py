@@ -104,6 +104,7 @@ class Worker:
     settings: SweepSettings
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     downloads: Downloads
+    make_metrics: MetricFactory
 
     def measure(
         self, checkpoint: Checkpoint, choose_next: Callable[[], Checkpoint | None]
@@ -139,7 +140,7 @@ class Worker:
     def _measure_model(self, model: nn.Module, text: ProbeText) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
-        make = _with_unembedding(metrics_function(settings), model)
+        make = _with_unembedding(self.make_metrics, model)
         with torch.inference_mode():
             geometry = Geometry(
                 model,

@@ -221,10 +221,11 @@ class SweepSettings:
         if self.tokens is not None and (
             any(getattr(self, name) != getattr(SweepSettings, name) for name in others)
             or self.rows == "words"
+            or SPECIAL in self.ignore_token_ids
         ):
             raise ValueError(
-                f"tokens are ids that need no text; leave out {', '.join(others)}, and rows of "
-                "words."
+                f"tokens are ids that need no text; leave out {', '.join(others)}, rows of words, "
+                "and ignore_token_ids special."
             )
         if not 0 < self.sample <= 1:
             raise ValueError(

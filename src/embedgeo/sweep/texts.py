@@ -328,6 +328,8 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         ids.flatten(),
         torch.full((len(ids),), length),
         token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
+        skip_first_positions=settings.skip_first_positions,
+        ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         num_ordinary=ids.numel(),
         num_types=len(counts),
         num_types_once=int((counts == 1).sum()),
