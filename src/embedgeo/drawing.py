@@ -8,6 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,13 +18,11 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
@@ -59,6 +58,11 @@ TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.lins
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground.
 """
 
+FEW = 800
+"""Values of a kind of lines that have marks."""
+_FAMILIES = "layer", "step"  # kinds of which there are many lines
+_FEW_MARKS = 40  # values of a line that all have marks
+_LONGEST_NAME = 60  # letters of a name in a legend
 _REACH = 1.2  # how far an axis goes beyond the range of the blocks, over this range
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _LETTERS = 140  # in an inch, over their size in points
@@ -87,15 +91,13 @@ _STYLE: dict[str, Any] = {
     "text.parse_math": False,  # names are the users'
     "svg.hashsalt": "embedgeo",
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,  # TrueType, as publishers ask for
-    "ps.fonttype": 42,
 }
 _TEXTS = (
     *(name for name in mpl.rcParamsDefault if name.startswith(("font.", "mathtext."))),
     *("axes.titlesize", "axes.labelsize", "axes.titleweight", "axes.labelweight"),
     *("legend.fontsize", "xtick.labelsize", "ytick.labelsize"),
 )
-"""Settings of texts, which are those of the session in figures that are asked for one by one."""
+"""Settings of texts, which are the session's in figures that are asked for one by one."""
 
 
 class Lines(NamedTuple):
@@ -103,24 +105,23 @@ class Lines(NamedTuple):
     points at.
 
     Attributes:
-        kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or
-            "last" for single lines; "few" for marks of steps of few rows; "earlier" for the two
-            ends of a range.
+        kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian" or "last" for
+            single lines; "all" for lines of all rows; "earlier" for the two ends of a range.
         values: a column a line, under its name; the index are the steps, layers or depths.
         colours: one a line, or one for all.
         errors: half the heights of their bands, in the order of the values.
-        dashes: one a line, or one for all.
+        dashes: one a line, or more.
         width: in points.
-        panel: the axes of the figure that they are in.
+        markers: of values, one a line, or more.
     """
 
     kind: str
     values: pd.DataFrame
     colours: Any
     errors: pd.DataFrame | None = None
-    dashes: Any = "-"
+    dashes: Sequence[Any] = ("-",)
     width: float = 1.1
-    panel: int = 0
+    markers: Sequence[str] = ("",)
 
 
 class FigureData(NamedTuple):
@@ -139,29 +140,17 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure, unknown to pyplot, with its own look in any session: a cell shows it once.
+    """A figure that pyplot does not know: a notebook shows it once.
 
     Attributes:
-        texts_look: the settings of its texts.
         subtitle: the line below its title.
     """
 
-    texts_look: Mapping[str, Any] = MappingProxyType({})
     subtitle = ""
-
-    def draw(self, renderer: RendererBase) -> None:
-        """Paint it."""
-        with style(self.texts_look):
-            super().draw(renderer)
-
-    def savefig(self, *arguments: Any, **options: Any) -> None:
-        """Write a file; PDF and PostScript have TrueType fonts."""
-        with mpl.rc_context({name: _STYLE[name] for name in ("pdf.fonttype", "ps.fonttype")}):
-            super().savefig(*arguments, **options)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
+        FigureCanvasAgg(self).print_png(buffer)
         return buffer.getvalue()
 
 
@@ -181,15 +170,11 @@ def style(changes: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
         yield
 
 
-def session_texts(*, has_defaults: bool = True) -> dict[str, Any]:
-    """The session's settings of texts; without matplotlib's defaults, those that differ from
-    them.
-    """
+def session_texts() -> dict[str, Any]:
+    """The session's settings of texts that differ from matplotlib's defaults."""
     parameters: Any = mpl.rcParams
     usual: Any = mpl.rcParamsDefault
-    return {
-        name: parameters[name] for name in _TEXTS if has_defaults or parameters[name] != usual[name]
-    }
+    return {name: parameters[name] for name in _TEXTS if parameters[name] != usual[name]}
 
 
 @contextmanager
@@ -206,7 +191,6 @@ def new_picture(title: str, subtitle: str = "", width: float = 1) -> Picture:
     usual_width, height = mpl.rcParams["figure.figsize"]
     figure = Picture(figsize=(width * usual_width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.texts_look = session_texts()
     figure.subtitle = subtitle
     rows = textwrap.wrap(subtitle, _letters(figure))
     left = 0.1 / figure.get_figwidth()
@@ -243,11 +227,11 @@ def _letters(figure: Figure) -> int:
     return max(10, round(figure.get_figwidth() * _LETTERS / float(mpl.rcParams["font.size"])))
 
 
-def legend(ax: Axes, key: Sequence[Line2D] = ()) -> None:
-    """The legend of an axes, or of the lines of a key: below the axes, in as many columns as the
-    width allows; in somebody else's axes within them.
+def legend(ax: Axes) -> None:
+    """The legend of an axes: below it, in as many columns as the width allows; in somebody else's
+    axes within them.
     """
-    handles = list(key) or ax.get_legend_handles_labels()[0]
+    handles = ax.get_legend_handles_labels()[0]
     figure = ax.figure
     if not handles:
         return
@@ -330,7 +314,7 @@ class StepAxis:
         else:
             units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
             unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
-            candidates = list(range(self.first // unit * unit, self.last + 1, unit))
+            candidates = [*range(self.first // unit * unit, self.last + 1, unit)]
         ticks = [step for step in candidates if self.first <= step <= self.last]
         if self.is_log and len(digits) == 1 and len(ticks) < 2:
             return self.ticks((1, 2, 5))
@@ -470,26 +454,53 @@ def log_ticks(ax: Axes, low: float, high: float) -> None:
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
-def lines(
-    ax: Axes, table: pd.DataFrame, colours: Array, errors: pd.DataFrame | None = None
-) -> None:
-    """Draw the columns of a table as lines, with gaps where they are not finite, and bands."""
-    if errors is not None:
-        for name, colour in zip(table, colours, strict=True):
-            band(ax, table[name], errors[name], colour)
-    x = _abscissae(table)
-    segments = [np.column_stack((x, table[name])) for name in table]
-    collection = LineCollection(segments, colors=colours, linewidths=1.1, alpha=0.9)
+def lines(ax: Axes, *kinds: Lines) -> None:
+    """Draw lines with gaps where they are not finite, and their bands; layers and steps are thin
+    and have no names in the legend, and runs, each of which has its own steps, have no gaps.
+    """
+    for each in kinds:
+        if each.kind in _FAMILIES and each.values.size:
+            _family(ax, each)
+        alpha = max(0.06, min(0.2, 0.5 / max(1, len(each.values.columns))))
+        looks = zip(each.values, cycle(each.colours), cycle(each.dashes), cycle(each.markers))
+        for name, colour, dashes, marker in looks:
+            is_drawn = each.values[name].notna() | (each.kind != "run")
+            values = each.values[name][is_drawn]
+            if each.errors is not None:
+                is_thin = each.kind in _FAMILIES
+                band(ax, values, each.errors[name][is_drawn], colour, 0.2 if is_thin else alpha)
+            if each.kind not in _FAMILIES:
+                ax.plot(
+                    _abscissae(values),
+                    values,
+                    color=colour,
+                    ls=dashes,
+                    lw=each.width,
+                    marker=marker,
+                    ms=3.5,
+                    markevery=1 if len(values) <= _FEW_MARKS else 0.06,  # of the diagonal
+                    label=_legend_name(str(name)),
+                )
+
+
+def _legend_name(name: str) -> str:
+    """A name without letters that cannot be drawn, in its length; matplotlib hides one that begins
+    with an underscore.
+    """
+    half, shown = _LONGEST_NAME // 2, formatting.printable(name)
+    shown = shown if len(shown) <= _LONGEST_NAME else f"{shown[: half - 1]}…{shown[-half:]}"
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def _family(ax: Axes, family: Lines) -> None:
+    """Draw many lines at once; few of them have marks."""
+    x, values = _abscissae(family.values), family.values.to_numpy(dtype=float)
+    segments = [np.column_stack((x, column)) for column in values.T]
+    collection = LineCollection(segments, colors=family.colours, linewidths=1.1, alpha=0.9)
     ax.add_collection(collection, autolim=False)
-    if table.size <= 800:
-        ax.scatter(
-            np.tile(x, len(segments)),
-            table.to_numpy().T.ravel(),
-            s=9,
-            color=np.repeat(colours, len(x), axis=0),
-            lw=0,
-            zorder=2,
-        )
+    if values.size <= FEW:
+        marks = np.repeat(family.colours, len(x), axis=0)
+        ax.scatter(np.tile(x, len(segments)), values.T.ravel(), s=9, color=marks, lw=0, zorder=2)
 
 
 def _abscissae(values: pd.Series | pd.DataFrame) -> Array:

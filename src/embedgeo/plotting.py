@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -139,22 +140,26 @@ def plot(
     chosen = _chosen_run(_runs(results, tables), run)
     if ax is not None and (compact or figsize is not None):
         raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
-    look = drawing.session_texts(has_defaults=ax is not None)
+    if ax is not None:
+        with mpl.rc_context({"text.parse_math": False}):
+            drawn = _draw(chosen, kind, options)
+        if title is not None:
+            ax.set_title(title, loc="left", parse_math=False)
+        return drawn.figure
     size = figsize or ((3.25, 2.5) if compact else None)
-    if compact:
-        look = {"font.size": 7.0, **look}
+    look: dict[str, Any] = {"font.size": 7.0} if compact else {}
+    look |= drawing.session_texts()
     if size is not None:
         look["figure.figsize"] = list(size)
     with drawing.style(look):
-        data = _draw(chosen, kind, options)
-        if title is not None and ax is not None:
-            ax.set_title(title, loc="left", parse_math=False)
-        elif title is not None:
-            shown = data.figure.texts[0]
+        figure = _draw(chosen, kind, options).figure
+        if title is not None:
+            shown = figure.texts[0]
             shown.set_text(title + "\n" * shown.get_text().count("\n"))
         if size is not None:  # of several panels, too
-            data.figure.set_size_inches(size)
-    return data.figure
+            figure.set_size_inches(size)
+        figure.draw_without_rendering()  # the ticks are made now, in this look
+    return figure
 
 
 def _draw(run: Run, kind: str, options: _Options) -> FigureData:

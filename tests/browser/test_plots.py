@@ -14,7 +14,6 @@ pytestmark = pytest.mark.slow
 
 STEPS = (0, 1, 4, 16, 64, 256, 1024)
 METRICS = ("n", "Q", "M_over_Q", "anisotropy", "V_W_over_V_unbiased")
-FEW = {(1024, layer, "n"): 512.0 for layer in layer_names(3)}
 SHOW = """
 const host = document.querySelector(`[data-plot="${arguments[0]}"]`);
 host.scrollIntoView({ block: "center" });
@@ -45,7 +44,7 @@ return count;
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "one"
-    return write_report([make_sweep(folder, STEPS, 3, metrics=METRICS, changes=FEW, stderr=0.05)])
+    return write_report([make_sweep(folder, STEPS, 3, metrics=METRICS, stderr=0.05)])
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_pointing_names_layer_step_value_and_error(wide, page):
         r"(.+), step 1,024: ([\d.]+) ± ([\d.]+)", wide.run(READOUT, "M_over_Q-dynamics")
     )
     assert found, wide.run(READOUT, "M_over_Q-dynamics")
-    layers = [*layer_names(3), "mean over blocks, few rows", "Gaussian rows"]
+    layers = [*layer_names(3), "mean over blocks", "Gaussian rows"]
     assert found[1] in layers
     assert float(found[3]) == pytest.approx(0.05 * float(found[2]), rel=0.1)
     shown(wide, "M_over_Q-profile")
@@ -154,12 +153,6 @@ def test_layers_go_on_and_off_in_all_figures_and_the_address_keeps_it(wide, page
         wide.wait("return location.hash.startsWith('#flags&') && location.hash")
         == "#flags&only-layer=embed"
     )
-
-
-def test_steps_of_few_rows_are_marked_as_in_the_picture(wide, page):
-    opened(wide, page)
-    shown(wide, "M_over_Q-dynamics")
-    assert "few rows" in wide.run(LEGEND, "M_over_Q-dynamics").split("\n")
 
 
 def test_dragging_zooms_all_figures_over_steps(wide, page):

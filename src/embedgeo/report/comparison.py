@@ -7,17 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from embedgeo.drawing import (
     DASHES,
     RUNS,
     FigureData,
     Lines,
-    band,
     legend,
+    lines,
     new_figure,
     step_axis,
     value_axis,
@@ -27,8 +24,6 @@ from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
 from embedgeo.report.runs import Run, drawable
-
-_LONGEST_NAME = 60  # letters of a name in a legend
 
 
 class Curve(NamedTuple):
@@ -50,15 +45,11 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             curves[label] = Curve(means[name], errors[name], run.group)
-    named = term(metric)
-    title = f"{named.name} against step"
-    figure, ax, groups = _comparison(title, f"mean over blocks; {named.unit}", metric, curves)
-    step_axis(ax, *(run.steps for run in runs))
-    lines = _lines(curves)
-    numbers, bands = with_errors(lines.values, pd.DataFrame(lines.errors))
-    alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
-    text = f"{_trends(curves)}{bands}{groups}"
-    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text, [lines])
+    data = _comparison("dynamics", metric, "against step", "mean over blocks; ", curves)
+    step_axis(data.figure.axes[0], *(run.steps for run in runs))
+    return data._replace(
+        alt=f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
+    )
 
 
 def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
@@ -72,110 +63,81 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
             label = f"{run.label}, {part[:-1]}" if part else run.label
             at, places = [*depths], [*depths.values()]
             curves[label] = Curve(last[at].set_axis(places), errors[at].set_axis(places), run.group)
-    named = term(metric)
     training = [run.has_steps for run in runs]
     when = "last step; " if all(training) else "runs at their last step; " if any(training) else ""
-    title = f"{named.name} over relative depth"
-    figure, ax, groups = _comparison(title, f"{when}{named.unit}", metric, curves)
-    ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
-    stacked = {
-        label: pd.DataFrame({metric: curve.values, "error": curve.errors})
-        for label, curve in curves.items()
-    }
-    table = pd.concat(stacked, names=["run", "depth"])
-    numbers, bands = with_errors(table[[metric]], table[["error"]].set_axis([metric], axis=1))
-    alt = (
-        f"{named.name} against relative depth, a line for each of {len(curves)}: "
-        f"{', '.join(curves)}."
+    data = _comparison("profiles", metric, "over relative depth", when, curves)
+    data.figure.axes[0].set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
+    table = pd.concat(
+        {
+            label: pd.DataFrame({metric: each.values, "error": each.errors})
+            for label, each in curves.items()
+        },
+        names=["run", "depth"],
     )
-    text = f"{_trends(curves)}{bands}{groups}"
-    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, text, [_lines(curves)])
+    numbers, _ = with_errors(table[[metric]], table[["error"]].set_axis([metric], axis=1))
+    alt = f"a line for each of {len(curves)}: {', '.join(curves)}."
+    return data._replace(numbers=numbers, alt=f"{term(metric).name} against relative depth, {alt}")
 
 
 def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     """The training losses of runs against the step, on the axis of what was measured, where any was
     logged.
     """
-    named = term("training_loss")
-    curves = {}
-    for run in runs:
-        if "training_loss" in run.model:
-            losses = drawable(run.model)["training_loss"].dropna()
-            if len(losses):
-                curves[run.label] = Curve(losses, losses * np.nan, run.group)
-    if not curves:
-        return
-    title = named.name.capitalize()
-    figure, ax, groups = _comparison(title, named.unit, "training_loss", curves)
-    measured = [run.steps for run in runs if run.label in curves]
-    step_axis(ax, *measured, *(list(curve.values.index) for curve in curves.values()))
-    alt = "Training loss against optimizer step, a line a run."
-    lines = _lines(curves)
-    text = f"{_trends(curves)}{groups}"
-    yield FigureData("training-loss", figure, lines.values, alt, text, [lines])
-
-
-def _comparison(title: str, subtitle: str, metric: str, curves: Curves) -> tuple[Figure, Axes, str]:
-    """A figure of curves, with a legend of them and of their groups; the groups in words."""
-    looks, by_group = _looks(curves)
-    figure, (ax,) = new_figure(title, subtitle)
-    values, errors = (
-        np.concatenate(each) for each in zip(*(curve[:2] for curve in curves.values()), strict=True)
-    )
-    value_axis(ax, term(metric), values, errors=errors)
-    alpha = max(0.06, min(0.2, 0.5 / len(curves)))
-    for label, curve in curves.items():
-        every = 1 if len(curve.values) <= 40 else 0.06  # of the diagonal
-        ax.plot(curve.values.dropna(), markevery=every, **looks[label])
-        band(ax, curve.values, curve.errors, looks[label]["color"], alpha)
-    # the space: a label that begins with "_" would be hidden
-    key = [
-        Line2D([], [], label=f" {_shortened(printable(label))}", **look)
-        for label, look in looks.items()
-    ]
-    for group, dashes in by_group.items():
-        label = f" {printable(group) or 'in no group'}"
-        key.append(Line2D([], [], label=label, color="black", ls=dashes, lw=1.3))
-    if len(key) > 1:
-        legend(ax, key)
-    members = {
-        group: ", ".join(label for label, curve in curves.items() if curve.group == group)
-        for group in by_group
+    logged = [run for run in runs if "training_loss" in run.model]
+    losses = {run.label: drawable(run.model)["training_loss"].dropna() for run in logged}
+    curves = {
+        run.label: Curve(losses[run.label], losses[run.label] * np.nan, run.group)
+        for run in logged
+        if len(losses[run.label])
     }
-    text = "; ".join(f"{group or 'no group'}: {labels}" for group, labels in members.items())
-    return figure, ax, f" Line styles are by group: {text}." if members else ""
+    if curves:
+        data = _comparison("loss", "training_loss", "", "", curves)
+        measured = [run.steps for run in runs if run.label in curves]
+        step_axis(
+            data.figure.axes[0], *measured, *(list(each.values.index) for each in curves.values())
+        )
+        yield data._replace(
+            name="training-loss", alt="Training loss against optimizer step, a line a run."
+        )
 
 
-def _shortened(name: str) -> str:
-    half = _LONGEST_NAME // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The look of each curve, and the dashes of each group (in none: the last), where there are
-    groups.
-    """
-    found = dict.fromkeys(curve.group for curve in curves.values())
-    groups = sorted(found, key=lambda group: not group)
+def _comparison(kind: str, metric: str, over: str, what: str, curves: Curves) -> FigureData:
+    """A figure of curves, with a legend of them and of their groups."""
+    named = term(metric)
+    groups = sorted({each.group: "" for each in curves.values()}, key=lambda group: not group)
     by_group = dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
     count = len(curves)  # no colour twice
-    colours = (
+    colours: Any = (
         RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     )
-    looks = {}
-    for label, colour, marker in zip(curves, colours, cycle("osD^vPX*<>"), strict=False):
-        dashes = by_group.get(curves[label].group, "-")
-        looks[label] = {"color": colour, "marker": marker, "ls": dashes, "ms": 3.5, "lw": 1.3}
-    return looks, by_group
-
-
-def _lines(curves: Curves) -> Lines:
-    """The curves as lines, for a page that draws them again."""
-    values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
-    errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
-    looks = _looks(curves)[0].values()
-    colours, dashes = ([look[name] for look in looks] for name in ("color", "ls"))
-    return Lines("run", values, colours, errors, dashes, 1.3)
+    values = pd.DataFrame({label: each.values for label, each in curves.items()})
+    errors = pd.DataFrame({label: each.errors for label, each in curves.items()})
+    of_runs = Lines(
+        "run",
+        values,
+        colours[:count],
+        errors,
+        [by_group.get(each.group, "-") for each in curves.values()],
+        1.3,
+        "osD^vPX*<>",
+    )
+    figure, (ax,) = new_figure(f"{named.name} {over}".rstrip(), what + named.unit)
+    lines(ax, of_runs)
+    value_axis(ax, named, values, errors=errors)
+    for group, dashes in by_group.items():
+        ax.plot([], label=printable(group) or "in no group", color="black", ls=dashes, lw=1.3)
+    if count > 1:
+        legend(ax)
+    numbers, bands = with_errors(values, errors)
+    text = _trends(curves) + bands
+    if by_group:
+        members = {
+            group: ", ".join(label for label, each in curves.items() if each.group == group)
+            for group in by_group
+        }
+        named_groups = (f"{group or 'no group'}: {labels}" for group, labels in members.items())
+        text += f" Line styles are by group: {'; '.join(named_groups)}."
+    return FigureData(f"{metric}-compared-{kind}", figure, numbers, "", text, [of_runs])
 
 
 def _trends(curves: Curves) -> str:

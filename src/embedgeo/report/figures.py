@@ -12,14 +12,13 @@ from matplotlib.colors import LogNorm, Normalize
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import number
-from embedgeo.glossary import GAUSSIAN, WITHOUT_MASSIVE, term
+from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.report.runs import ALL_ROWS, ORDINARY, Run, drawable
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
 _THIN = 0.6  # width of lines of all rows beside those without massive ones
 _BOTH = f" Lines are {ORDINARY}; thin grey ones are of {ALL_ROWS}."
-_BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 _PARTS = {
     "M": ("M: offset", "#0072b2"),
     "V_W": ("V_W: context", "#009e73"),
@@ -35,110 +34,87 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
 
     Without the bar of the layers' colours it is drawn faster; the text then says what they are.
     """
-    shown = run.shown(metric)
-    table, errors = shown.table, shown.errors
-    named = term(metric)
+    shown, named = run.shown(metric), term(metric)
     means, mean_errors = (
         _of_rows(each, shown.mean_rows) for each in (shown.means, shown.mean_errors)
     )
-    of_all = _of_rows(run.table(metric).join(run.means(metric)), ALL_ROWS)
-    of_all = of_all.drop(columns=means if shown.rows else of_all, errors="ignore")
-    gaussian = run.gaussian_means(metric + WITHOUT_MASSIVE * bool(shown.rows))
+    of_all = _of_rows(shown.all_rows, ALL_ROWS).drop(columns=means, errors="ignore")
+    errors = shown.errors.join(mean_errors)
+    gaussian = run.gaussian_means(shown.key)
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
-    draw.lines(ax, table, colours, errors)
+    lines = [
+        Lines("layer", shown.table, colours, shown.errors),
+        Lines("mean", means, ["black"], mean_errors, draw.DASHES, 2.0),
+    ]
+    draw.lines(ax, *lines)
     ax.plot(of_all, color="grey", lw=_THIN)
-    for name, dashes in zip(means, draw.DASHES, strict=False):
-        ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
-        draw.band(ax, means[name], mean_errors[name], "black")
-    baseline = _named_gaussian(gaussian)
-    few = means[means.index.isin(run.few_rows.index)]
-    if len(few):  # marks of none would be outside of the figure
-        ax.plot(few, "o", color="black", mfc="white", clip_on=False)
-    every_error = errors.join(mean_errors)
-    draw.value_axis(ax, named, table.join(means), gaussian, run.layers, every_error)
+    draw.value_axis(ax, named, shown.table.join(means), gaussian, run.layers, errors)
     draw.legend(ax)
-    numbers = _of_rows(table, shown.rows).join(means)
-    numbers, bands = with_errors(numbers, every_error.set_axis(numbers.columns, axis=1))
+    baseline = _named_gaussian(gaussian)
+    lines += [Lines("all", of_all, ["grey"], width=_THIN), _baseline_lines(baseline)]
+    numbers = _of_rows(shown.table, shown.rows).join(means)
+    numbers, bands = with_errors(numbers, errors.set_axis(numbers.columns, axis=1))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(
         f"{str(name).capitalize()}: {trend(means[name], run.comparable(means[name]))}"
         f"{_gaussian_text(gaussian.get(side, pd.Series()))}"
         for side, name in zip(shown.means, means, strict=True)
     )
-    text += bands + (" Hollow: steps of few rows." if len(few) else "")
-    text += _BOTH if shown.rows else ""
+    text += bands + (_BOTH if shown.rows else "")
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
-    lines = [
-        Lines("layer", table, colours, errors),
-        Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
-        Lines("all", of_all, "grey", width=_THIN),
-        _baseline_lines(baseline),
-        Lines("few", few.add_suffix(", few rows"), "black"),
-    ]
-    return FigureData(
-        f"{metric}-dynamics", figure, numbers.join([of_all, baseline]), alt, text, lines
-    )
+    numbers = numbers.join([of_all, baseline])
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)
 
 
 def _baseline_lines(values: pd.DataFrame) -> Lines:
     """The dashed lines of the baseline, as far as it is known."""
     known = values.dropna(axis=1, how="all")
     look = draw.BASELINE
-    return Lines("gaussian", known, look["color"], dashes=look["ls"], width=look["lw"])
+    return Lines("gaussian", known, [look["color"]], dashes=[look["ls"]], width=look["lw"])
 
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     run = run.where_measured(metric)
-    shown = run.shown(metric)
-    gaussian = metric + WITHOUT_MASSIVE * bool(shown.rows)
-    tables = (shown.table, shown.errors, run.table(metric), run.table(gaussian, run.baseline))
-    table, errors, whole, baselines = (each.reindex(columns=run.axis) for each in tables)
-    named = term(metric)
+    shown, named = run.shown(metric), term(metric)
+    tables = (shown.table, shown.errors, shown.all_rows, run.table(shown.key, run.baseline))
+    # rows are layers, columns steps
+    table, errors, of_all, baselines = (each.reindex(columns=run.axis).T for each in tables)
+    of_all = of_all if shown.rows else of_all.iloc[:, :0]
+    baseline = baselines.iloc[:, [-1]].set_axis([GAUSSIAN], axis=1)
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
-    last = table.iloc[-1]
-    of_steps = []
+    last, last_errors = (
+        each.iloc[:, [-1]].set_axis([run.last_label], axis=1) for each in (table, errors)
+    )
+    look = {"width": 2.0} if has_several_steps else {"width": 1.2, "markers": ["o"]}
+    lines = [
+        Lines("last", last, ["black"], last_errors, **look),
+        Lines("all", of_all.iloc[:, -1:].rename(columns=lambda _: ALL_ROWS), ["grey"], width=_THIN),
+    ]
     if has_several_steps:
-        colours = draw.time_bar(ax, run.steps)
-        draw.lines(ax, table.T, colours, errors.T)
-        of_steps = [Lines("step", table.T, colours, errors.T)]
-    else:
-        draw.band(ax, last, errors.iloc[-1], "black")
-    look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
-    ax.plot(last.to_numpy(), label=run.last_label, **look)
-    of_all = whole.T if shown.rows else whole.T.iloc[:, :0]
-    last_of_all = of_all.iloc[:, -1:].rename(columns=lambda _: ALL_ROWS)
-    ax.plot(last_of_all.to_numpy(), color="grey", lw=_THIN, label=ALL_ROWS)
-    baseline = baselines.iloc[-1].reset_index(drop=True)
-    draw.value_axis(ax, named, table, baseline, run.axis, errors)
+        lines = [Lines("step", table, draw.time_bar(ax, run.steps), errors), *lines]
+    draw.lines(ax, *lines)
+    draw.value_axis(ax, named, table.T, baseline.reset_index(drop=True), run.axis, errors.T)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
+    table, errors, of_all, baselines = (
+        each.drop("", errors="ignore") for each in (table, errors, of_all, baseline)
+    )
     numbers, bands = with_errors(
-        *(
-            _of_rows(each.T.drop("", errors="ignore").rename(columns=columns), shown.rows)
-            for each in (table, errors)
-        )
+        *(_of_rows(each.rename(columns=columns), shown.rows) for each in (table, errors))
     )
-    numbers = numbers.join(_of_rows(of_all, ALL_ROWS)).assign(
-        **{GAUSSIAN: baselines.iloc[-1].drop("", errors="ignore")}
-    )
+    numbers = numbers.join([_of_rows(of_all, ALL_ROWS), baselines])
     alt = f"{named.name} against layer" + (
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )
-    text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
-    text += _BOTH if shown.rows else ""
-    of_last = last.to_frame(run.last_label)
-    lines = [
-        *of_steps,
-        Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
-        Lines("all", last_of_all, "grey", width=_THIN),
-        _baseline_lines(baselines.iloc[-1].to_frame(GAUSSIAN)),
-    ]
-    return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
+    text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(table.iloc[:, -1])
+    text += (_BOTH if shown.rows else "") + bands
+    lines.append(_baseline_lines(baseline))
+    return FigureData(f"{metric}-profile", figure, numbers, alt, text, lines)
 
 
 def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
@@ -193,11 +169,11 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
     draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
-    ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, color="black", lw=1.2)
     numbers = values.to_frame()
-    lines = [Lines("last", numbers, "black", width=1.2)]
+    lines = Lines("last", numbers, ["black"], width=1.2, markers=["o"])
+    draw.lines(ax, lines)
     yield FigureData(
-        "loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines
+        "loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", [lines]
     )
 
 

@@ -103,8 +103,7 @@
   const plots = new Map(); // by the element around the picture
   const swatch = line => {
     const made = element("span", { className: "swatch" });
-    const shape = line.kind === "few" ? "M5 4a3 3 0 1 0 6 0a3 3 0 1 0-6 0" : "M0 4h17";
-    made.innerHTML = `<svg width="17" height="8" aria-hidden="true"><path d="${shape}" fill="none"/></svg>`;
+    made.innerHTML = `<svg width="17" height="8" aria-hidden="true"><path d="M0 4h17"/></svg>`;
     const path = made.querySelector("path");
     path.setAttribute("stroke", line.colour);
     path.setAttribute("stroke-width", line.kind === "earlier" ? 7 : line.width);
@@ -125,7 +124,7 @@
       for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
         const values = line.values.filter(value => value != null);
         const [least, most] = [Math.min(...values), Math.max(...values)];
-        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), few: "few rows", all: "all rows" }[line.kind] || line.name;
+        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), all: "all rows" }[line.kind] || line.name;
         const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
         const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
         if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
@@ -221,8 +220,7 @@
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
-        ...(kind === "few" && { paths: () => null }),
-        points: { show: Boolean(mark), size: { run: 5, few: 8 }[kind] || 4, width: 1, stroke: colour, fill: kind === "few" ? "#fff" : colour },
+        points: { show: Boolean(mark), size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: colour },
       }))],
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
@@ -287,7 +285,7 @@
           found = true;
           const y = Math.max(0, Math.min(u.over.clientHeight, u.valToPos(line.values[i], "y")));
           const distance = Math.hypot(u.valToPos(xs[i], "x") - left, y - top);
-          if (!best || distance <= best.distance) best = { distance, line, i }; // the mark of a mean, not the mean
+          if (!best || distance <= best.distance) best = { distance, line, i };
         }
     if (best) show(plot, drawn, best.line, best.i);
   };

@@ -4,21 +4,19 @@ points at them.
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import cycle, groupby
-from operator import attrgetter
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import is_color_like, to_hex
+from matplotlib.colors import to_hex
 
-from embedgeo.drawing import Array, FigureData, Lines
+from embedgeo.drawing import FEW, Array, FigureData, Lines
 from embedgeo.layer_names import layer_labels
 
 _DIGITS = 4  # of values; their errors have two
 _PIXELS = 96 / 72  # CSS pixels in a point
 _GREY = "#777777"
-_FEW = 800  # values of a kind of lines that have marks, as in the pictures
 
 
 class Plots:
@@ -38,13 +36,10 @@ class Plots:
 
     def add(self, name: str, data: FigureData) -> bool:
         """Add the lines of a figure under a name, if it has any."""
-        found = sorted((each for each in data.lines if each.values.size), key=attrgetter("panel"))
-        if not found:
+        lines = [each for each in data.lines if each.values.size]
+        if not lines:
             return False
-        panels = [
-            self._panel(data.figure.axes[panel], [*lines])
-            for panel, lines in groupby(found, attrgetter("panel"))
-        ]
+        panels = [self._panel(data.figure.axes[0], lines)]
         title, unit = data.figure.get_suptitle().strip(), getattr(data.figure, "subtitle", "")
         text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
         self._figures[name] = text
@@ -58,14 +53,8 @@ class Plots:
         return whole.replace("<", "\\u003c") if figures else ""
 
     def _panel(self, ax: Axes, lines: Sequence[Lines]) -> dict[str, Any]:
-        label = ax.get_xlabel()
-        over = (
-            "step"
-            if label.startswith("optimizer step")
-            else "depth"
-            if label.startswith("relative")
-            else "layer"
-        )
+        first, *_ = ax.get_xlabel().split(" ")
+        over = {"optimizer": "step", "relative": "depth"}.get(first, "layer")
         of_y = {
             "name": ax.get_ylabel().removesuffix(" (log scale)"),
             "isLog": ax.get_yscale() == "log",
@@ -78,10 +67,7 @@ class Plots:
         values = lines.values.to_numpy(dtype=float)
         at = list(lines.values.index)
         names = [f"step {name:,}" if lines.kind == "step" else str(name) for name in lines.values]
-        colours = [lines.colours] if is_color_like(lines.colours) else lines.colours
-        is_one = isinstance(lines.dashes, str) or isinstance(lines.dashes[0], int)
-        dashes = [lines.dashes] if is_one else lines.dashes
-        hexes = [to_hex(colour) for colour in colours]
+        hexes = [to_hex(colour) for colour in lines.colours]
         for name, colour in zip(names, cycle(hexes), strict=False):
             if lines.kind in self.choices and name:
                 self.choices[lines.kind].setdefault(name, colour)
@@ -97,11 +83,11 @@ class Plots:
             "at": self._share(at if over == "layer" else [round(float(x), _DIGITS) for x in at]),
             "names": self._share(names),
             "colours": self._share(hexes),
-            "dashes": self._share([_in_pixels(each, lines.width) for each in dashes]),
+            "dashes": self._share([_in_pixels(each, lines.width) for each in lines.dashes]),
             "width": round(lines.width * _PIXELS, 2),
             "values": self._share_table(values, _DIGITS),
-            "marks": lines.kind in ("run", "last", "few")
-            or (lines.kind in ("layer", "step") and values.size <= _FEW),
+            "marks": lines.kind in ("run", "last")
+            or (lines.kind in ("layer", "step") and values.size <= FEW),
         }
         if over == "layer":
             written["labels"] = self._share(layer_labels(at)[0])

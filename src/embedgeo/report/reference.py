@@ -82,23 +82,23 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         if band is None or not run.varies(metric):
             continue
         mean = run.means(metric)[name]
+        ends = pd.DataFrame({"lowest": band.low, "highest": band.high})
         steps, named = mean.index.to_numpy(dtype=float), term(metric)
         figure, (ax,) = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
         draw.step_axis(ax, run.steps)
         ax.fill_between(
             steps, band.low, band.high, color=_COLOUR, alpha=0.4, lw=0.8, label="earlier"
         )
-        ax.plot(mean, color="black", lw=2.0, label=name)
-        ends = pd.DataFrame({"lowest": band.low, "highest": band.high})
+        lines = [
+            Lines("earlier", ends.add_prefix("earlier runs, "), [_COLOUR], width=0.8),
+            Lines("mean", mean.to_frame(name), ["black"], width=2.0),
+        ]
+        draw.lines(ax, lines[1])
         draw.value_axis(ax, named, np.column_stack([mean, ends]))
         draw.legend(ax)
         numbers = mean.to_frame(name).join(ends.add_prefix("reference "))
         alt = f"{named.name} against optimizer step, before the range of earlier runs."
         text = f"{name.capitalize()}: {trend(mean)} {band.describe(mean)}"
-        lines = [
-            Lines("earlier", ends.add_prefix("earlier runs, "), _COLOUR, width=0.8),
-            Lines("mean", mean.to_frame(name), "black", width=2.0),
-        ]
         part = f"-{name.replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)
 

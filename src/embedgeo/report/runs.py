@@ -75,10 +75,12 @@ class Shown(NamedTuple):
     And of which rows both are, where massive ones move the metric somewhere; else "".
     """
 
+    key: str  # of the metric, or of the metric without massive rows
     table: pd.DataFrame
     errors: pd.DataFrame
     means: pd.DataFrame
     mean_errors: pd.DataFrame
+    all_rows: pd.DataFrame  # layers and means of all rows, where the rows differ
     rows: str = ""
     mean_rows: str = ""
 
@@ -192,24 +194,22 @@ class Run:
         Means are of all rows, too, where some of the blocks alone have massive ones.
         """
         whole, means = self.table(metric), self.means(metric)
-        of_all = Shown(whole, self.table(metric, self.errors), means, self.mean_errors(metric))
+        errors, mean_errors = self.table(metric, self.errors), self.mean_errors(metric)
+        of_all = whole.join(means)
         key = metric + WITHOUT_MASSIVE
-        if key not in self.values:
-            return of_all
-        known = self.table(key)
+        known = self.table(key) if key in self.values else whole * nan
         if not ((known - whole).abs() > MOVED * whole.abs()).any(axis=None):
-            return of_all
-        errors = self.table(key, self.errors).where(known.notna(), of_all.errors)
-        found = of_all._replace(table=known.fillna(whole), errors=errors, rows=ORDINARY)
+            return Shown(metric, whole, errors, means, mean_errors, of_all.iloc[:, :0])
+        errors = self.table(key, self.errors).where(known.notna(), errors)
+        table = known.fillna(whole)
         own = self.means(key).reindex_like(means)
-        has_massive = {
-            name: known[self.blocks.get(str(name), [])].notna().any(axis=1) for name in means
-        }
-        own = own.where(pd.DataFrame(has_massive, means.index), means)
+        for name in means:
+            has_massive = known[self.blocks.get(str(name), [])].notna().any(axis=1)
+            own[name] = own[name].where(has_massive, means[name])
         if (own.isna() & means.notna()).any(axis=None):
-            return found._replace(mean_rows=ALL_ROWS)
+            return Shown(key, table, errors, means, mean_errors, of_all, ORDINARY, ALL_ROWS)
         own_errors = self._over_blocks(errors, metric, own)
-        return found._replace(means=own, mean_errors=own_errors, mean_rows=ORDINARY)
+        return Shown(key, table, errors, own, own_errors, of_all, ORDINARY, ORDINARY)
 
     @cached_property
     def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
