@@ -200,19 +200,14 @@ def _is_integration(callback: object) -> bool:
 
 
 def _calling_trainer() -> Trainer:
-    """The Trainer whose event this is, found on the stack: nothing that an event passes refers to
-    it.
+    """The Trainer whose event this is: nothing that an event passes refers to it, so it is the
+    nearest one of which a method is being called.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    raise RuntimeError(
-        "GeometryCallback must be a callback of a transformers.Trainer; found none that is "
-        "training."
-    )
+    for caller in inspect.stack(0):
+        trainer = caller.frame.f_locals.get("self")
+        if isinstance(trainer, Trainer):
+            return trainer
+    raise RuntimeError("GeometryCallback must be a callback of a transformers.Trainer.")
 
 
 def _require_data_parallel(trainer: Trainer) -> None:
