@@ -1,5 +1,6 @@
 """The monitor as a Lightning callback."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -223,9 +224,8 @@ class GeometryMonitor(Monitor, Callback):
             del self._trainer
 
     def _is_own(self, tag: str) -> bool:
-        metric, slash, _ = tag.removeprefix(f"{self.prefix}.").partition("/")
         # a longer prefix is another's
-        return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric
+        return bool(re.fullmatch(rf"{re.escape(self.prefix)}\.[^./]+/.*", tag))
 
     def _to_device(self, batch: Any) -> Any:
         return self._trainer.strategy.batch_to_device(batch)

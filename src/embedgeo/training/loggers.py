@@ -3,11 +3,10 @@
 import glob
 import sys
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -62,6 +61,7 @@ class Adapter:
         """Write a picture when it is drawn."""
 
 
+@dataclass
 class Illustrations:
     """The charts, the text and the pictures of one monitor in one run.
 
@@ -70,37 +70,22 @@ class Illustrations:
     measurement, whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
-    logger gets pictures. ``tag_start`` is as in `Adapter.write_charts`; without ``pictures`` none
-    are drawn; ``scalars`` are those that loggers get. The run has begun at the step ``start``:
-    records before it are of other runs.
+    logger gets pictures.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        tag_start: str = "",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        pictures: bool = True,
-        scalars: Scalars = "headlines",
-        start: int = 0,
-    ) -> None:
-        self._start = start
-        self._prefix = prefix
-        self._tag_start = tag_start
-        self._on_error = on_error
-        self._can_draw = pictures
-        self._scalars = scalars
-        self._adapters: list[Adapter] | None = None
-        self._num_measurements = 0
-        self._num_drawn = 0  # records
+    prefix: str  # the monitor's
+    tag_start: str = ""  # as in `Adapter.write_charts`
+    on_error: Literal["warn", "raise"] = "warn"
+    pictures: bool = True  # are drawn
+    scalars: Scalars = "headlines"  # that loggers get
+    _adapters: list[Adapter] | None = field(default=None, init=False)
+    _num_measurements: int = field(default=0, init=False)
+    _num_drawn: int = field(default=0, init=False)  # records
 
     def write(
         self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
     ) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
-        if first := bisect_left(history, self._start, key=itemgetter("step")):
-            history = history[first:]  # after another run alone: it is long
         if not history:
             return
         step = history[-1]["step"]
@@ -120,13 +105,13 @@ class Illustrations:
         assert self._adapters is not None
         for logger in loggers:
             try:
-                self._adapters += filter(None, [adapter_of(logger, self._prefix)])
+                self._adapters += filter(None, [adapter_of(logger, self.prefix)])
             except Exception as error:
                 self._warn(f"{type(logger).__name__} gets", error)
-        logged = (record for record in history if is_logged(record, self._scalars))
+        logged = (record for record in history if is_logged(record, self.scalars))
         metrics = in_order(record["metric"] for record in logged)
-        self._write_to_all("write_charts", self._prefix, metrics, self._tag_start)
-        tag = f"{self._prefix}/what the numbers mean"
+        self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
+        tag = f"{self.prefix}/what the numbers mean"
         self._write_to_all("write_text", tag, _explanation(metrics), step)
 
     def _tell(self, history: Sequence[Record], step: int) -> None:
@@ -137,23 +122,23 @@ class Illustrations:
 
     def _write_list(self, title: str, sentences: Iterable[str], step: int) -> None:
         if text := "\n".join(f"- {sentence}" for sentence in sentences):
-            self._write_to_all("write_text", f"{self._prefix}/{title}", text, step)
+            self._write_to_all("write_text", f"{self.prefix}/{title}", text, step)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""
-        if not (self._can_draw and self._adapters):
+        if not (self.pictures and self._adapters):
             return
         try:
             require_extra("report", "drawing them")
             from embedgeo.report import live
 
-            drawn = [*live.draw_pictures(history, self._prefix)]
+            drawn = [*live.draw_pictures(history, self.prefix)]
             story = [*live.story_so_far(history)]
         except ImportError as error:
-            self._can_draw = False
-            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
+            self.pictures = False
+            rank_zero_info(f"Loggers get no pictures of {self.prefix}: {error}")
         except Exception as error:
-            self._can_draw = False
+            self.pictures = False
             self._warn("loggers get", error, "pictures")
         else:
             for tag, picture in drawn:
@@ -172,9 +157,9 @@ class Illustrations:
     def _warn(
         self, who_gets: str, error: Exception, media: str = "charts, text and pictures"
     ) -> None:
-        if self._on_error == "raise":
+        if self.on_error == "raise":
             raise error
-        rule = f"{who_gets} no more {media} of {self._prefix}; scalars and training go on"
+        rule = f"{who_gets} no more {media} of {self.prefix}; scalars and training go on"
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
@@ -269,7 +254,7 @@ def wandb_scalar_writer(
         run = _wandb_run(log)
         if run is None:
             return
-        row = None if _is_shared_run(run) else run.step
+        row = run.step
         if last_row is None:
             run.define_metric(_wandb_axis(prefix), hidden=True)
             run.define_metric(f"{prefix}.*", step_metric=_wandb_axis(prefix))
@@ -297,13 +282,8 @@ def _wandb_axis(prefix: str) -> str:
     return prefix.replace(".", "_") + "/step"  # a dot would be read as a path
 
 
-def _is_shared_run(run: Any) -> bool:
-    # several processes write to it: it has no counter, and each row is its own
-    return run.settings.mode == "shared"
-
-
 def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
-    run.log({**values, _wandb_axis(prefix): step}, commit=_is_shared_run(run))
+    run.log({**values, _wandb_axis(prefix): step}, commit=False)
 
 
 def adapter_of(logger: Any, prefix: str) -> Adapter | None:

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from uuid import uuid4
 
 import torch
@@ -97,12 +97,12 @@ class Schedule:
     ) -> None:
         if isinstance(extra_steps, str | int | float | Iterator):
             raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
-        extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
-        for name, value, least in (
+        given: list[tuple[str, Any, int]] = [
             ("every_n_steps", every_n_steps, 1),
             ("window", window, 1),
-            *extra,
-        ):
+            *(("extra_steps", step, 0) for step in extra_steps),
+        ]
+        for name, value, least in given:
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(
                     f"{name} must be an integer, a number of optimizer steps; got {value!r}."
@@ -144,50 +144,20 @@ class TrainingRun:
     batches_a_step: int = 1  # that gradients are accumulated over
 
 
-class MonitorOptions(TypedDict, total=False):
-    """Arguments of a monitor beside ``every_n_steps``, with the types that `Monitor` gives them."""
-
-    extra_steps: Sequence[int]
-    layers: LayerSpec
-    metrics: MetricFactory | Literal["auto"] | None
-    window: int
-    probe: Iterable[Any] | dict[str, Any] | None
-    probe_forward: Callable[[Any, Any], Any] | None
-    skip_first_positions: int
-    ignore_token_ids: Sequence[int] | Literal["special"]
-    token_ids: Callable[[Any], Tensor] | None
-    mask: Callable[[Any], Tensor] | None
-    prefix: str
-    on_error: Literal["warn", "raise"]
-    seed: int
-    rows: RowUnit
-    measure_last: bool
-    folder: str | Path | None
-    jackknife: int
-    word_ids: Callable[[Any], Tensor] | None
-    compiled: Compiled
-    pictures: bool
-    scalars: Scalars
-    listeners: Sequence[Any]
-    skip_massive: bool | float
+Method = TypeVar("Method", bound=Callable[..., None])
 
 
-Arguments = ParamSpec("Arguments")
-
-
-def _guarded(
-    method: Callable[Concatenate["Monitor", Arguments], None],
-) -> Callable[Concatenate["Monitor", Arguments], None]:
+def _guarded(method: Method) -> Method:
     """Decorator of what a trainer's event asks for: exceptions go to `Monitor._fail`."""
 
     @wraps(method)
-    def guarded(self: "Monitor", *args: Arguments.args, **options: Arguments.kwargs) -> None:
+    def guarded(self: "Monitor", *args: Any) -> None:
         try:
-            method(self, *args, **options)
+            method(self, *args)
         except Exception as error:
             self._fail(error)
 
-    return guarded
+    return guarded  # type: ignore[return-value]
 
 
 @dataclass(eq=False, repr=False)
@@ -217,7 +187,7 @@ class Monitor(ABC):
     probe: Iterable[Any] | dict[str, Any] | None = None
     probe_forward: Callable[[Any, Any], Any] | None = None
     skip_first_positions: int = 0
-    ignore_token_ids: Sequence[int] | Literal["special"] = ()
+    ignore_token_ids: Sequence[int] = ()
     token_ids: Callable[[Any], Tensor] | None = None
     mask: Callable[[Any], Tensor] | None = None
     prefix: str = "geometry"
@@ -239,7 +209,6 @@ class Monitor(ABC):
     limit of the default process group. A rank that is not there by then loses the measurement."""
 
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
-    _has_tokenizer = False  # the trainer, whose special tokens may be left out
 
     def __post_init__(self) -> None:
         options = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -247,10 +216,7 @@ class Monitor(ABC):
             raise ValueError(f'on_error must be "warn" or "raise"; got {self.on_error!r}.')
         _require_compiled(self.compiled)
         require_word_ids(self.rows, self.word_ids)
-        self._ignores_special = self._has_tokenizer and str(self.ignore_token_ids) == "special"
-        require_exclusions(
-            self.skip_first_positions, () if self._ignores_special else self.ignore_token_ids
-        )
+        require_exclusions(self.skip_first_positions, self.ignore_token_ids)
         massive_times(self.skip_massive)
         require_scalars(self.scalars)
         self.schedule = Schedule(self.every_n_steps, self.extra_steps, self.window)
@@ -259,8 +225,8 @@ class Monitor(ABC):
         self._named_listeners = _by_occurrence(self.listeners)
         self._broken = dict[str, str]()  # why, by name; on all ranks when they meet next
         self.history: list[Record] = []
-        self._chooses_metrics = self.metrics in (None, "auto")
-        make = None if self._chooses_metrics else self.metrics
+        make = None if self.metrics == "auto" else self.metrics
+        self._chooses_metrics = make is None
         self._compared = {  # between ranks
             **{name: _described(option) for name, option in options.items()},
             "extra_steps": sorted(self.schedule.extra_steps),
@@ -359,7 +325,6 @@ class Monitor(ABC):
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
-        self._silent: list[str] = []  # layers without rows at the last measurement
         self._warned_of_silence = False
         self._num_probe_batches = 0  # at the last measurement
         self._failed = False
@@ -455,12 +420,7 @@ class Monitor(ABC):
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
         self._illustrations = Illustrations(
-            self.prefix,
-            self._tag_start,
-            self.on_error,
-            pictures=self.pictures,
-            scalars=self.scalars,
-            start=step,
+            self.prefix, self._tag_start, self.on_error, self.pictures, self.scalars
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
@@ -881,16 +841,18 @@ class Monitor(ABC):
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
-                    self._silent = geometry.silent_layers()
+                    silent = geometry.silent_layers()
                     has_few_rows = geometry.has_few_rows
                 is_agreed = True
-                self._record(step, records, geometry)
+                self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
-            has_lost = bool(records and blocks_by_side(self._silent))
+            has_lost = bool(records and blocks_by_side(silent))
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
-                self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
+                self._warn_of_nothing(
+                    step, records, why_silent, geometry.num_rows, has_lost=has_lost
+                )
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")
             if is_first and has_few_rows:
@@ -901,8 +863,10 @@ class Monitor(ABC):
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, step: int, records: list[Record], geometry: Geometry) -> None:
-        means = block_means(records, self._silent)
+    def _record(
+        self, step: int, records: list[Record], silent: list[str], geometry: Geometry
+    ) -> None:
+        means = block_means(records, silent)
         logged = [Record(step=step, **each) for each in [*records, *means]]
         measured = [*logged]
         measured += self._hear(step, measured, geometry)
@@ -917,7 +881,7 @@ class Monitor(ABC):
             self._illustrations.write(self._loggers(), self.history)
 
     def _warn_of_nothing(
-        self, step: int, records: list[Record], why_silent: str, num_rows: int
+        self, step: int, records: list[Record], why_silent: str, num_rows: int, *, has_lost: bool
     ) -> None:
         """Say which layers have no rows at the first measurement, or that none has any."""
         # on all ranks
@@ -928,7 +892,7 @@ class Monitor(ABC):
                 "start must have rows. A probe= runs skipped ones, in eval mode; a replaced one "
                 "needs another monitor."
             )
-            self._warn(why_silent + some * bool(records and blocks_by_side(self._silent)))
+            self._warn(why_silent + some * has_lost)
         elif not (has_values or num_rows):
             self._warn(
                 f"no token is left to measure at step {step}: skip_first_positions, "

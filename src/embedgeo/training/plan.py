@@ -15,7 +15,7 @@ from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
 from embedgeo.geometry import Geometry
-from embedgeo.glossary import FEW_POINTS, FEW_ROWS, headlines, term
+from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES
 from embedgeo.metrics.moments import EmbeddingMoments
@@ -57,20 +57,9 @@ def plan_sentences(
     sources = _sources(geometry, has_ids=has_ids and has_types, ids=gives_ids, mask=gives_mask)
     # without token ids, other integers of a batch do not tell its rows
     if (num_rows := expected.num_rows) and has_ids:
-        needed = {
-            "intrinsic_dimension_between": FEW_POINTS * has_types,
-            "intrinsic_dimension": FEW_POINTS,
-            "anisotropy": FEW_ROWS * width,
-        }
-        few = [
-            f"{term(key).name} ({least:,} rows)"
-            for key, least in needed.items()
-            if num_rows < least and any(key in each.terms for each in own)
-        ]
         sources = (
             f"up to {num_rows:,} rows a measurement (batches like the first, each run once: "
             f"{expected.num_batches:,}), {sources}"
-            f"{f' That is too few for {listed(few)}.' if few else ''}"
         )
     sentences = [
         f"{len(geometry.layers)} layers ({listed([layer.name for layer in geometry.layers], 4)}), "

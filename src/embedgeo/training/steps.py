@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
-from typing import Any, Self, Unpack
+from typing import Any, Self
 from weakref import WeakMethod
 
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from embedgeo.training.distributed import (
     sequence_mesh,
 )
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
-from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
+from embedgeo.training.monitor import Monitor, TrainingRun
 
 
 class StepMonitor(Monitor):
@@ -92,7 +92,7 @@ class StepMonitor(Monitor):
         log: Any = None,
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
-        **options: Unpack[MonitorOptions],
+        **options: Any,
     ) -> None:
         super().__init__(every_n_steps, **options)
         if process_group is not None and device_mesh is not None:
