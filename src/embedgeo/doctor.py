@@ -40,12 +40,10 @@ from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import TABLE_BYTES
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.monitor import Monitor
-from embedgeo.training.opening import expected_rows, without_tables
 
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
@@ -139,19 +137,9 @@ def describe(
     inner = measured_model(model)
     with kept_random_states():
         geometry = monitor.make_geometry(model)
-    num_rows = expected_rows(
-        monitor.schedule.window,
-        monitor.probe,
-        batch,
-        geometry.settings["rows"],
-        ranks,
-        (batch_size, seq_len),
-    ).on_rank
-    needed = geometry.table_bytes(num_rows, ranks, given=monitor.token_ids is not None)
-    notes = list[str]()
-    if monitor.chooses_metrics and needed > TABLE_BYTES:
-        geometry.use_metrics(monitor.make_without_tables)
-        notes.append(without_tables(needed))
+    rows, table_bytes = monitor.plan(geometry, batch, ranks, (batch_size, seq_len))
+    num_rows = rows.on_rank
+    notes = monitor.choose_metrics(geometry, table_bytes)
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from embedgeo import GeometryMonitor
 from embedgeo.glossary import headlines, known_terms
 from embedgeo.report import live
-from embedgeo.training.loggers import Adapter, Media
+from embedgeo.training.loggers import Adapter, Illustrations
 from tests.records import layer_records
 from tests.training.runs import fit
 
@@ -78,11 +78,11 @@ def test_pictures_are_drawn_at_the_first_measurement_at_each_doubling_and_at_the
     monkeypatch.setattr(
         live, "draw_pictures", lambda history, prefix: [(f"{prefix}.curves/M", (b"", 1, 1))]
     )
-    writer, media, history = Writer(), Media("geometry"), []
+    writer, illustrations, history = Writer(), Illustrations("geometry"), []
     for step in range(count):
         history += records(step, layers=LAYERS[:1], metrics=["M"])
-        media.write([writer], history)
-    media.write([writer], history, last=True)
+        illustrations.write([writer], history)
+    illustrations.write([writer], history, last=True)
     assert writer.images == [("geometry.curves/M", step) for step in drawn]
     assert writer.texts.count("geometry/what the numbers mean") == 1
-    media.write([writer], [], last=True)  # a history that was cleared
+    illustrations.write([writer], [], last=True)  # a history that was cleared

@@ -166,14 +166,13 @@ def with_failures(rank):
     }
 
 
-def go_on(model, monitor, rank, steps, save=lambda step: None):
+def go_on(model, monitor, rank, steps):
     """Train for some steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for step in steps:
         with monitor.step(step, batch_at(rank, step)):
             model(batch_at(rank, step)).square().mean().backward()
         optimizer.step()
-        save(step)
 
 
 def measured_steps(monitor):
@@ -187,36 +186,6 @@ def monitored(**options):
     """A model, and its monitor."""
     model = new_model()
     return model, StepMonitor(model, 2, layers="0", metrics=some_metrics, **options)
-
-
-def saved_on(rank, savers, **options):
-    """A run whose state is saved on some ranks after the last step of a window, and one that goes
-    on from it.
-    """
-    states = []
-    (model, first), (resumed, then) = monitored(**options), monitored(**options)
-
-    def save(step):
-        if step == 2 and rank in savers:
-            states.append(first.state_dict())
-        dist.barrier()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        go_on(model, first, rank, range(3), save)
-        here = measured_steps(first)
-        go_on(model, first, rank, range(3, 4))
-        first.close()
-        dist.broadcast_object_list(states := states or [None], src=savers[0])
-        then.load_state_dict(states[0])
-        go_on(resumed, then, rank, range(3, 4))
-        then.close()
-    return {
-        "saved": here,
-        "all": measured_steps(first),
-        "then": measured_steps(then),
-        "warned": of_monitors(caught),
-    }
 
 
 def without_group(rank, folder):
@@ -248,11 +217,7 @@ def failed_at(rank, step, ranks=(0, 1)):
 
 
 def at_the_ends(rank, folder):
-    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return {
-        "saved on all": saved_on(rank, (0, 1)),
-        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh),
-        "saved on one": saved_on(rank, (0,)),
         "failed": [failed_at(rank, step) for step in (2, 3)],
         "without group": without_group(rank, folder),
     }

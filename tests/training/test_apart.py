@@ -92,24 +92,12 @@ def all_sharded_losses(rank):
     ]
 
 
-def test_sharded_parameters_are_sharded_again_after_each_forward_of_the_monitor(tmp_path):
-    for rank in on_two_ranks(all_sharded_losses, tmp_path):
-        for form in rank:
-            plain = form.pop("plain")
-            for how, losses in form.items():
-                assert losses == plain, how
-
-
 def refusals_of_parts(rank):
     mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
     with pytest.raises(ValueError, match=r"device_mesh= or process_group= must .* 1 of 2"):
         StepMonitor(sharded_by_wrappers(NanoGPT(), group=mesh["dp"].get_group()))
     with pytest.raises(ValueError, match=r"device_mesh= or process_group= must .* 1 of 2"):
         StepMonitor(fully_shard(NanoGPT(), mesh=mesh["dp"]))
-
-
-def test_sharding_over_some_ranks_needs_to_be_told_which_have_other_rows(tmp_path):
-    on_two_ranks(refusals_of_parts, tmp_path)
 
 
 PROBE = [token_batch(2, seed=9)["input_ids"]]
@@ -165,13 +153,27 @@ def trained_apart(rank, how):
     return num_steps, measured, of_monitors(caught)
 
 
-def all_apart(rank):
-    return {how: trained_apart(rank, how) for how in APART}
+def everything(rank):
+    refusals_of_parts(rank)
+    sharded = all_sharded_losses(rank)
+    return sharded, {how: trained_apart(rank, how) for how in APART}
 
 
-def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(tmp_path):
-    for number, rank in enumerate(on_two_ranks(all_apart, tmp_path)):
-        for how, (num_steps, measured, told) in rank.items():
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return on_two_ranks(everything, tmp_path_factory.mktemp("ranks"), seconds=300)
+
+
+def test_sharded_parameters_are_sharded_again_after_each_forward_of_the_monitor(ranks):
+    for sharded, _ in ranks:
+        for form in sharded:
+            for how, losses in form.items():
+                assert losses == form["plain"], how
+
+
+def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(ranks):
+    for number, (_, apart) in enumerate(ranks):
+        for how, (num_steps, measured, told) in apart.items():
             assert num_steps == 8, how
             if measured is not None:
                 assert measured == APART[how][1], how

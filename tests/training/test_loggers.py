@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
 from embedgeo.results.events import custom_layout, event_contents
-from embedgeo.training.loggers import Adapter, Charts, Media, adapter_of
+from embedgeo.training.loggers import Adapter, Illustrations, adapter_of
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import fit, moments
@@ -79,7 +79,9 @@ def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path,
     assert {0, 3} <= {step for _, _, step in taker.images}
     assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="no room"):
-        Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], layer_records(0))
+        Illustrations("geometry", on_error="raise").write(
+            [Taker(ValueError("no room"))], layer_records(0)
+        )
 
 
 def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, drawings):
@@ -98,10 +100,10 @@ def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, draw
 def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lightning.pytorch")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    taker, media, history = Taker(), Media("geometry"), []
+    taker, illustrations, history = Taker(), Illustrations("geometry"), []
     for step in range(3):
         history += layer_records(step)
-        media.write([taker], history)
+        illustrations.write([taker], history)
     (line,) = caplog.messages
     assert "matplotlib, which is not installed" in line
     assert "pip install 'embedgeo[report]'" in line
@@ -113,6 +115,6 @@ def test_the_users_custom_scalars_are_kept(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_custom_scalars({"mine": {"loss": ["Multiline", ["loss"]]}})
         for prefix in ("one", "two"):
-            adapter_of(writer).write_charts(Charts(prefix, ["V"]), layer_records(0))
+            adapter_of(writer, prefix).write_charts(prefix, ["V"], "")
     titles = [each.title for each in custom_layout(event_contents(tmp_path)).category]
     assert titles == ["two: size and variance", "one: size and variance", "mine"]

@@ -242,29 +242,20 @@ def test_nothing_to_measure_is_told_once(options, metrics):
     assert steps(monitor) == [0, 1, 2]
 
 
-class Shrinking:
-    """A probe that has fewer batches, or shorter ones, each time."""
+class Exhausted:
+    """A probe that has batches once."""
 
-    def __init__(self, sizes):
-        self.sizes = iter(sizes)
+    def __init__(self):
+        self.left = iter([token_batch()] * 2)
 
     def __iter__(self):
-        return iter([token_batch(rows, seed=i) for i, rows in enumerate(next(self.sizes))])
+        return self.left
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ([(4, 4, 4), (4, 4), (4,), ()], "were 2 and 96 at step 1, 3 and 144 at the first one"),
-        ([(4, 4), (3, 4), (2, 4), (4, 4)], "were 2 and 84 at step 1, 2 and 96 at the first one"),
-        ([(4,), (), (), ()], "were 0 and 0 at step 1, 1 and 48 at the first one"),
-    ],
-)
-def test_a_probe_that_shrinks_is_told_once(sizes, said):
-    with pytest.warns(
-        UserWarning, match=f"StepMonitor: probe must give the same batches .*{said}"
-    ) as caught:
-        loop(3, every_n_steps=1, metrics=moments, probe=Shrinking(sizes))
+def test_a_probe_that_has_fewer_batches_later_is_told_once():
+    said = "StepMonitor: probe must give the same batches .* at step 1 it gave 0, before 2"
+    with pytest.warns(UserWarning, match=said) as caught:
+        loop(3, every_n_steps=1, metrics=moments, probe=Exhausted())
     assert len(caught) == 1
 
 

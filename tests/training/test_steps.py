@@ -5,7 +5,6 @@ import gc
 import pickle
 import warnings
 from contextlib import ExitStack
-from inspect import signature
 
 import pandas as pd
 import pytest
@@ -17,8 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import GeometryMonitor, StepMonitor, observe
-from embedgeo.training.monitor import MonitorOptions
+from embedgeo import StepMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, go_on, loop, run_whole
 from tests.training.runs import (
@@ -129,13 +127,6 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     assert "custom_scalars__config__" in tags["tensors"]
     history = pd.read_parquet(tmp_path / "history.parquet")
     pd.testing.assert_frame_equal(history, pd.DataFrame(monitor.history)[list(history)])
-
-
-def test_the_types_of_the_options_are_those_of_the_other_monitors():
-    parameters = dict(signature(GeometryMonitor).parameters)
-    del parameters["every_n_steps"]
-    expected = {name: parameter.annotation for name, parameter in parameters.items()}
-    assert expected == MonitorOptions.__annotations__
 
 
 def test_what_is_no_log_is_refused_at_once():

@@ -170,26 +170,6 @@ def test_values_that_differ_in_the_last_digit_are_the_same_on_all_ranks(two):
     assert repr(first["history"]) == repr(second["history"]) != "[]"
 
 
-@pytest.mark.parametrize("how", ["saved on all", "saved on all, a mesh"])
-def test_a_measurement_whose_steps_are_over_is_completed_before_the_state_is_taken(two, how):
-    for rank in two:
-        outcome = rank[how]
-        assert outcome["saved"] == [(0, 48), (2, 48)]
-        assert outcome["all"] == [(0, 48), (2, 48), (4, 48)]
-        assert outcome["then"] == [(4, 48)]
-        assert outcome["warned"] == []
-
-
-def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(two):
-    first, second = (rank["saved on one"] for rank in two)
-    assert first["saved"] == second["saved"] == [(0, 48)]
-    assert first["all"] == second["all"] == [(0, 48), (2, 48), (4, 48)]
-    assert first["then"] == second["then"] == [(4, 48)]
-    (warning,) = first["warned"]
-    assert "state_dict must be called on every rank" in warning
-    assert second["warned"] == []
-
-
 def test_a_step_that_failed_on_all_ranks_is_not_counted_as_taken(two):
     for rank in two:
         assert rank["failed"] == [[(0, 48), (2, 48)], [(0, 48), (2, 48), (3, 48)]]

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -10,10 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
-from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer, logged, rows
@@ -58,35 +54,6 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
     assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
     assert events.Images("held.profile/anisotropy")
     assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
-
-
-def test_special_tokens_are_those_of_the_trainers_tokenizer(tmp_path, caplog):
-    caplog.set_level("INFO", "lightning.pytorch")
-    frequent = torch.cat([row["input_ids"] for row in rows()]).bincount().argsort()[-3:].tolist()
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(100)}, unk_token="w0"))
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=words, additional_special_tokens=[f"w{i}" for i in frequent]
-    )
-    assert sorted(tokenizer.all_special_ids) == sorted(frequent)
-    special, by_ids = (
-        GeometryCallback(7, ignore_token_ids=ids, prefix=prefix, on_error="raise")
-        for prefix, ids in (("special", "special"), ("ids", frequent))
-    )
-    options = {"max_steps": 1, "gradient_accumulation_steps": 2}
-    own = {"processing_class": tokenizer, "data_collator": hf.default_data_collator}
-    hf_trainer(tmp_path, special, by_ids, **own, **options).train()
-    assert 0 < n_at(special)[0] < 2 * BATCH
-    assert_same_values(by_step(special.history)[0], by_step(by_ids.history)[0], rel=0)
-    said = f"up to {2 * BATCH} rows a measurement (batches like the first, each run once: 2), "
-    assert caplog.text.count(f"GeometryCallback: {said}token ids of gpt_neox.embed_in") == 2
-    told = r"list of integers, such as tokenizer\.all_special_ids; got 'special'"
-    with pytest.raises(TypeError, match=told):  # the same callback, where there is no tokenizer
-        hf_trainer(tmp_path, special, **options).train()
-    for make in (GeometryMonitor, partial(StepMonitor, gpt_neox())):
-        with pytest.raises(TypeError, match=told):
-            make(ignore_token_ids="special")
-    with pytest.raises(TypeError, match="list of integers"):
-        GeometryCallback(ignore_token_ids="specials")
 
 
 @pytest.mark.slow

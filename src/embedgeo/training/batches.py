@@ -46,8 +46,7 @@ def _num_sequences(batch: Any) -> int:
     """Length of the first tensor in a batch; 0 where none is found."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 0
-    if isinstance(batch, Mapping):
-        batch = [*batch.values()]
-    if isinstance(batch, list | tuple):
-        return next(filter(None, map(_num_sequences, batch)), 0)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping | list | tuple):
+        return next(filter(None, map(_num_sequences, parts)), 0)
     return 0

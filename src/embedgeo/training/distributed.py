@@ -8,7 +8,6 @@ from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +29,6 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,
     all_gather_object,
-    all_reduce_max,
     current_rank,
     num_ranks,
     own_group,
@@ -129,9 +127,8 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
     modules = module_names(geometry.model).items()
     names = [name for name, module in modules if module not in inside]
     text = " ".join([*names, *(layer.name for layer in geometry.layers)])
-    number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest())
-    largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
-    if largest != -least:
+    digest = blake2b(text.encode()).hexdigest()
+    if len({*all_gather_object(digest, ranks)}) > 1:
         raise ValueError(
             "model must have the same modules on every rank; they differ, as those of pipeline "
             "stages do. Give device_mesh= a mesh with the pipeline's dimension, named pp."

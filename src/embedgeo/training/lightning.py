@@ -1,5 +1,6 @@
 """The monitor as a Lightning callback."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -128,7 +129,6 @@ class GeometryMonitor(Monitor, Callback):
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
-        self._made_lenient: list[EarlyStopping] = []
 
     @property
     def state_key(self) -> str:
@@ -165,7 +165,7 @@ class GeometryMonitor(Monitor, Callback):
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
         folder = None
-        with self._guarded():
+        with self._own_work():
             folder = logger_folder(trainer.loggers) if trainer.is_global_zero else None
         run = TrainingRun(
             model=pl_module,
@@ -178,15 +178,6 @@ class GeometryMonitor(Monitor, Callback):
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
-        for callback in trainer.early_stopping_callbacks:
-            if (
-                callback.strict
-                and self._is_own(tag := callback.monitor)
-                and tag not in trainer.callback_metrics
-            ):
-                # until there is a value: validation may come before the first measurement
-                callback.strict = False
-                self._made_lenient.append(callback)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -228,20 +219,13 @@ class GeometryMonitor(Monitor, Callback):
         return is_due
 
     def _stop(self) -> None:
-        self._make_strict()
         super()._stop()
         if hasattr(self, "_trainer"):
             del self._trainer
 
-    def _make_strict(self) -> None:
-        for callback in self._made_lenient:
-            callback.strict = True
-        self._made_lenient.clear()
-
     def _is_own(self, tag: str) -> bool:
-        metric, slash, _ = tag.removeprefix(f"{self.prefix}.").partition("/")
         # a longer prefix is another's
-        return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric
+        return bool(re.fullmatch(rf"{re.escape(self.prefix)}\.[^./]+/.*", tag))
 
     def _to_device(self, batch: Any) -> Any:
         return self._trainer.strategy.batch_to_device(batch)
@@ -274,7 +258,6 @@ class GeometryMonitor(Monitor, Callback):
         scalars = tagged_scalars(records, self.prefix)
         self._last_values = scalars
         self._trainer.callback_metrics.update(_tensors(scalars))
-        self._make_strict()
         logged = self._scalars(records)
         for logger in self._trainer.loggers:
             logger.log_metrics(logged, step=step)

@@ -3,14 +3,13 @@
 import glob
 import sys
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import (
@@ -38,27 +37,21 @@ _WANDB_STYLE = (
 )
 
 
-class Charts(NamedTuple):
-    """The charts of a monitor: one for each metric, with a line for each layer."""
-
-    prefix: str  # the monitor's
-    metrics: Sequence[str]  # their keys
-    tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
-    # all pictures are due now: the time to write again what holds the whole history
-    is_due: bool = True
-
-
 class Adapter:
-    """A logger as the place of charts, text and pictures; a method that is not overridden does
-    nothing.
+    """A logger that takes charts, text and pictures; a method that is not overridden does nothing.
 
     It belongs to one monitor in one run, and is called on the rank that writes. An error ends its
     work alone.
     """
 
-    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Draw or update charts, after each measurement and once more at the end, of all records of
-        this run.
+    def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
+        """Lay out a chart for each of these metrics, with a line for each layer, at the first
+        measurement.
+
+        Args:
+            prefix: the monitor's.
+            metrics: their keys.
+            tag_start: is in front of the tags of scalars: "train/" in the Hugging Face Trainer.
         """
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
@@ -68,102 +61,89 @@ class Adapter:
         """Write a picture when it is drawn."""
 
 
-class Media:
+@dataclass
+class Illustrations:
     """The charts, the text and the pictures of one monitor in one run.
 
-    A text that explains each metric is written at the first measurement. Pictures, and texts on
-    what happened so far and on what makes the newest numbers, are written at the first measurement,
-    whenever there are twice as many, and at the last.
+    Charts, and a text that explains each metric, are written at the first measurement. Pictures,
+    and texts on what happened so far and on what makes the newest numbers, are written at the first
+    measurement, whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
-    logger gets pictures. ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn;
-    ``scalars`` are those that loggers get. The run has begun at the step ``start``: records before
-    it are of other runs.
+    logger gets pictures.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        tag_start: str = "",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        pictures: bool = True,
-        scalars: Scalars = "headlines",
-        start: int = 0,
-    ) -> None:
-        self._start = start
-        self._prefix = prefix
-        self._tag_start = tag_start
-        self._on_error = on_error
-        self._can_draw = pictures
-        self._scalars = scalars
-        self._metrics: list[str] = []
-        self._adapters: list[Adapter] | None = None
-        self._num_measurements = 0
-        self._num_drawn = 0  # records
+    prefix: str  # the monitor's
+    tag_start: str = ""  # as in `Adapter.write_charts`
+    on_error: Literal["warn", "raise"] = "warn"
+    pictures: bool = True  # are drawn
+    scalars: Scalars = "headlines"  # that loggers get
+    _adapters: list[Adapter] | None = field(default=None, init=False)
+    _num_measurements: int = field(default=0, init=False)
+    _num_drawn: int = field(default=0, init=False)  # records
 
     def write(
         self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
     ) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
-        if first := bisect_left(history, self._start, key=itemgetter("step")):
-            history = history[first:]  # after another run alone: it is long
-        if history and self._adapters is None:
-            self._adapters = []
-            for logger in loggers:
-                try:
-                    self._adapters += filter(None, [adapter_of(logger)])
-                except Exception as error:
-                    self._warn(f"{type(logger).__name__} gets", error)
-        if not history or not self._adapters:
+        if not history:
             return
         step = history[-1]["step"]
-        is_first = not self._metrics
+        if self._adapters is None:
+            self._adapters = []
+            self._begin(loggers, history, step)
         self._num_measurements += not last
-        is_due = last or self._num_measurements.bit_count() == 1  # 1, 2, 4, 8 …
-        if is_first:
-            logged = (record for record in history if is_logged(record, self._scalars))
-            self._metrics = in_order(record["metric"] for record in logged)
-        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
-        self._write_to_all("write_charts", charts, history)
-        if is_first:
-            tag = f"{self._prefix}/what the numbers mean"
-            self._write_to_all("write_text", tag, _explanation(self._metrics), step)
-        if is_due:
+        # after 1, 2, 4, 8 … measurements
+        if self._adapters and (last or self._num_measurements.bit_count() == 1):
             self._tell(history, step)
-        if is_due and self._num_drawn < len(history):
-            self._num_drawn = len(history)
-            self._draw(history, step)
+            if self._num_drawn < len(history):
+                self._num_drawn = len(history)
+                self._draw(history, step)
+
+    def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
+        """Lay out the charts, and explain the metrics."""
+        assert self._adapters is not None
+        for logger in loggers:
+            try:
+                self._adapters += filter(None, [adapter_of(logger, self.prefix)])
+            except Exception as error:
+                self._warn(f"{type(logger).__name__} gets", error)
+        logged = (record for record in history if is_logged(record, self.scalars))
+        metrics = in_order(record["metric"] for record in logged)
+        self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
+        tag = f"{self.prefix}/what the numbers mean"
+        self._write_to_all("write_text", tag, _explanation(metrics), step)
 
     def _tell(self, history: Sequence[Record], step: int) -> None:
         """Write which rows or coordinate make the numbers of the newest measurement, if any do."""
         newest = [record for record in history if record["step"] == step]
-        lines = finding_lines(record for record in newest if record["layer_index"] >= 0)
-        if lines:
-            text = "\n".join(f"- {line}" for line in lines)
-            self._write_to_all("write_text", f"{self._prefix}/what makes the numbers", text, step)
+        findings = finding_lines(record for record in newest if record["layer_index"] >= 0)
+        self._write_list("what makes the numbers", findings, step)
+
+    def _write_list(self, title: str, sentences: Iterable[str], step: int) -> None:
+        if text := "\n".join(f"- {sentence}" for sentence in sentences):
+            self._write_to_all("write_text", f"{self.prefix}/{title}", text, step)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""
-        if not (self._can_draw and self._adapters):
+        if not (self.pictures and self._adapters):
             return
         try:
             require_extra("report", "drawing them")
             from embedgeo.report import live
 
-            drawn = [*live.draw_pictures(history, self._prefix)]
-            told = "\n".join(f"- {sentence}" for sentence in live.story_so_far(history))
+            drawn = [*live.draw_pictures(history, self.prefix)]
+            story = [*live.story_so_far(history)]
         except ImportError as error:
-            self._can_draw = False
-            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
+            self.pictures = False
+            rank_zero_info(f"Loggers get no pictures of {self.prefix}: {error}")
         except Exception as error:
-            self._can_draw = False
+            self.pictures = False
             self._warn("loggers get", error, "pictures")
         else:
             for tag, picture in drawn:
                 self._write_to_all("write_image", tag, picture, step)
-            if told:
-                self._write_to_all("write_text", f"{self._prefix}/what happened", told, step)
+            self._write_list("what happened", story, step)
 
     def _write_to_all(self, method: str, *arguments: Any) -> None:
         assert self._adapters is not None
@@ -177,9 +157,9 @@ class Media:
     def _warn(
         self, who_gets: str, error: Exception, media: str = "charts, text and pictures"
     ) -> None:
-        if self._on_error == "raise":
+        if self.on_error == "raise":
             raise error
-        rule = f"{who_gets} no more {media} of {self._prefix}; scalars and training go on"
+        rule = f"{who_gets} no more {media} of {self.prefix}; scalars and training go on"
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
@@ -204,16 +184,12 @@ class TensorBoard(Adapter):
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
-        self._has_charts = False
 
-    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        if self._has_charts:
-            return
-        layout = custom_scalars_layout(charts.metrics, charts.tag_start + charts.prefix)
-        titled = {title.removeprefix(charts.tag_start): each for title, each in layout.items()}
+    def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
+        layout = custom_scalars_layout(metrics, tag_start + prefix)
+        titled = {title.removeprefix(tag_start): charts for title, charts in layout.items()}
         self._writer.flush()
         self._writer.file_writer.add_summary(layout_summary(titled, self._writer.log_dir))
-        self._has_charts = True
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._writer.add_text(tag, markdown, step)
@@ -230,44 +206,33 @@ class TensorBoard(Adapter):
 
 
 class Wandb(Adapter):
-    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the
-    trainer's steps.
+    """Writes to a run by a function of a step and values; the axis is the key of the trainer's
+    steps.
     """
 
     def __init__(
-        self,
-        run: Any,
-        log: Callable[[str, int, Mapping[str, Any]], object],
-        axis: str | None = None,
+        self, run: Any, log: Callable[[int, Mapping[str, Any]], object], axis: str | None = None
     ) -> None:
         self._run = run
         self._log = log
         self._axis = axis
-        self._prefix = ""
-        self._num_drawn = 0
 
-    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        if not self._prefix and self._axis:
-            self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
-        self._prefix = charts.prefix
-        if charts.is_due and self._num_drawn < len(history):
-            self._num_drawn = len(history)
-            columns, rows = _newest(history)
-            table = sys.modules["wandb"].Table(columns=columns, data=rows)
-            self._log(self._prefix, history[-1]["step"], {f"{self._prefix}/newest": table})
+    def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
+        if self._axis:
+            self._run.define_metric(f"{tag_start}{prefix}.*", step_metric=self._axis)
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
 
         # a workspace shows no Markdown
         html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])
-        self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
+        self._log(step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         with TemporaryDirectory() as folder:  # of another thing than a file it makes a new one
             path = Path(folder) / "picture.png"
             path.write_bytes(picture[0])
-            self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
+            self._log(step, {tag: sys.modules["wandb"].Image(str(path))})
 
 
 def wandb_scalar_writer(
@@ -289,7 +254,7 @@ def wandb_scalar_writer(
         run = _wandb_run(log)
         if run is None:
             return
-        row = None if _is_shared_run(run) else run.step
+        row = run.step
         if last_row is None:
             run.define_metric(_wandb_axis(prefix), hidden=True)
             run.define_metric(f"{prefix}.*", step_metric=_wandb_axis(prefix))
@@ -317,25 +282,11 @@ def _wandb_axis(prefix: str) -> str:
     return prefix.replace(".", "_") + "/step"  # a dot would be read as a path
 
 
-def _is_shared_run(run: Any) -> bool:
-    # several processes write to it: it has no counter, and each row is its own
-    return run.settings.mode == "shared"
-
-
 def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
-    run.log({**values, _wandb_axis(prefix): step}, commit=_is_shared_run(run))
+    run.log({**values, _wandb_axis(prefix): step}, commit=False)
 
 
-def _newest(history: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of the newest measurement: a row for each layer, a column for each key."""
-    newest = [record for record in history if record["step"] == history[-1]["step"]]
-    values = {(record["layer"], record["metric"]): record["value"] for record in newest}
-    keys = in_order(metric for _, metric in values)
-    layers = dict.fromkeys(layer for layer, _ in values)
-    return ["layer", *keys], [[name, *(values.get((name, key)) for key in keys)] for name in layers]
-
-
-def adapter_of(logger: Any) -> Adapter | None:
+def adapter_of(logger: Any, prefix: str) -> Adapter | None:
     """The adapter of a logger that takes more than scalars, None of others; Lightning's own have
     one on rank zero alone. No logger's package is imported for this.
     """
@@ -344,7 +295,7 @@ def adapter_of(logger: Any) -> Adapter | None:
     if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
         return None
     writer = _summary_writer(logger)
-    return _wandb_adapter(logger) if writer is None else TensorBoard(writer)
+    return _wandb_adapter(logger, prefix) if writer is None else TensorBoard(writer)
 
 
 def _summary_writer(logger: Any) -> Any:
@@ -357,19 +308,19 @@ def _summary_writer(logger: Any) -> Any:
     )
 
 
-def _wandb_adapter(logger: Any) -> Wandb | None:
+def _wandb_adapter(logger: Any, prefix: str) -> Wandb | None:
     if isinstance(logger, WandbLogger):
         return Wandb(
             logger.experiment,
-            lambda _, step, values: logger.log_metrics(values, step),
+            lambda step, values: logger.log_metrics(values, step),
             "trainer/global_step",
         )
     if _is_instance(logger, _HF_CALLBACKS, "WandbCallback"):
         axis = "train/global_step"
         run = sys.modules["wandb"].run
-        return run and Wandb(run, lambda _, step, values: run.log({**values, axis: step}), axis)
+        return run and Wandb(run, lambda step, values: run.log({**values, axis: step}), axis)
     run = _wandb_run(logger)
-    return run and Wandb(run, partial(_log_in_open_row, run))
+    return run and Wandb(run, partial(_log_in_open_row, run, prefix))
 
 
 def _is_instance(logger: object, module: str, name: str) -> bool:

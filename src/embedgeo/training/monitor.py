@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from uuid import uuid4
 
 import torch
@@ -58,12 +58,13 @@ from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage, kept_sharded
-from embedgeo.training.loggers import Media
-from embedgeo.training.opening import (
+from embedgeo.training.loggers import Illustrations
+from embedgeo.training.plan import (
+    UNKNOWN_SHAPE,
     ExpectedRows,
     expected_rows,
     missing_for_history,
-    opening,
+    plan_sentences,
     without_tables,
 )
 
@@ -74,7 +75,7 @@ Compiled = Literal["eager", "stable"]
 
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
-_OF_ONE_RANK = {"self", "on_error", "folder", "pictures", "scalars"}  # options that may differ
+_OF_ONE_RANK = "on_error", "folder", "pictures", "scalars"  # options that may differ
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -96,12 +97,12 @@ class Schedule:
     ) -> None:
         if isinstance(extra_steps, str | int | float | Iterator):
             raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
-        extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
-        for name, value, least in (
+        given: list[tuple[str, Any, int]] = [
             ("every_n_steps", every_n_steps, 1),
             ("window", window, 1),
-            *extra,
-        ):
+            *(("extra_steps", step, 0) for step in extra_steps),
+        ]
+        for name, value, least in given:
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(
                     f"{name} must be an integer, a number of optimizer steps; got {value!r}."
@@ -143,34 +144,23 @@ class TrainingRun:
     batches_a_step: int = 1  # that gradients are accumulated over
 
 
-class MonitorOptions(TypedDict, total=False):
-    """Arguments of a monitor beside ``every_n_steps``, with the types that `Monitor` gives them."""
-
-    extra_steps: Sequence[int]
-    layers: LayerSpec
-    metrics: MetricFactory | Literal["auto"] | None
-    window: int
-    probe: Iterable[Any] | dict[str, Any] | None
-    probe_forward: Callable[[Any, Any], Any] | None
-    skip_first_positions: int
-    ignore_token_ids: Sequence[int] | Literal["special"]
-    token_ids: Callable[[Any], Tensor] | None
-    mask: Callable[[Any], Tensor] | None
-    prefix: str
-    on_error: Literal["warn", "raise"]
-    seed: int
-    rows: RowUnit
-    measure_last: bool
-    folder: str | Path | None
-    jackknife: int
-    word_ids: Callable[[Any], Tensor] | None
-    compiled: Compiled
-    pictures: bool
-    scalars: Scalars
-    listeners: Sequence[Any]
-    skip_massive: bool | float
+Method = TypeVar("Method", bound=Callable[..., None])
 
 
+def _guarded(method: Method) -> Method:
+    """Decorator of what a trainer's event asks for: exceptions go to `Monitor._fail`."""
+
+    @wraps(method)
+    def guarded(self: "Monitor", *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception as error:
+            self._fail(error)
+
+    return guarded  # type: ignore[return-value]
+
+
+@dataclass(eq=False, repr=False)
 class Monitor(ABC):
     """Measures the geometry of embeddings at chosen steps of training: the base class of the
     monitors for trainers.
@@ -189,120 +179,83 @@ class Monitor(ABC):
     here reaches the training loop unless ``on_error="raise"``.
     """
 
+    every_n_steps: int = 100
+    extra_steps: Sequence[int] = ()
+    layers: LayerSpec = "blocks"
+    metrics: MetricFactory | Literal["auto"] | None = None
+    window: int = 1
+    probe: Iterable[Any] | dict[str, Any] | None = None
+    probe_forward: Callable[[Any, Any], Any] | None = None
+    skip_first_positions: int = 0
+    ignore_token_ids: Sequence[int] = ()
+    token_ids: Callable[[Any], Tensor] | None = None
+    mask: Callable[[Any], Tensor] | None = None
+    prefix: str = "geometry"
+    on_error: Literal["warn", "raise"] = "warn"
+    seed: int = 0
+    rows: RowUnit = "tokens"
+    measure_last: bool = True
+    folder: str | Path | None = None
+    jackknife: int = 0
+    word_ids: Callable[[Any], Tensor] | None = None
+    compiled: Compiled = "eager"
+    pictures: bool = True
+    scalars: Scalars = "headlines"
+    listeners: Sequence[Any] = ()
+    skip_massive: bool | float = False
+
     wait_seconds = 60.0
     """How long a rank waits for the others before a measurement, at most: also a fourth of the time
     limit of the default process group. A rank that is not there by then loses the measurement."""
 
-    _meetings: Meetings | None = None  # of all ranks, where there are several
-    _sequence_mesh: DeviceMesh | None = None
-    _stage: PipelineStage | None = None
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
-    _has_tokenizer = False  # the trainer, whose special tokens may be left out
 
-    @suggesting
-    def __init__(
-        self,
-        every_n_steps: int = 100,
-        extra_steps: Sequence[int] = (),
-        layers: LayerSpec = "blocks",
-        metrics: MetricFactory | Literal["auto"] | None = None,
-        window: int = 1,
-        probe: Iterable[Any] | dict[str, Any] | None = None,
-        probe_forward: Callable[[Any, Any], Any] | None = None,
-        skip_first_positions: int = 0,
-        ignore_token_ids: Sequence[int] | Literal["special"] = (),
-        token_ids: Callable[[Any], Tensor] | None = None,
-        mask: Callable[[Any], Tensor] | None = None,
-        prefix: str = "geometry",
-        on_error: Literal["warn", "raise"] = "warn",
-        seed: int = 0,
-        rows: RowUnit = "tokens",
-        measure_last: bool = True,
-        folder: str | Path | None = None,
-        jackknife: int = 0,
-        word_ids: Callable[[Any], Tensor] | None = None,
-        compiled: Compiled = "eager",
-        pictures: bool = True,
-        scalars: Scalars = "headlines",
-        listeners: Sequence[Any] = (),
-        skip_massive: bool | float = False,
-    ) -> None:
-        given = {**locals()}
-        if on_error not in ("warn", "raise"):
-            raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
-        _require_compiled(compiled)
-        require_word_ids(rows, word_ids)
-        self._ignores_special = self._has_tokenizer and str(ignore_token_ids) == "special"
-        require_exclusions(skip_first_positions, () if self._ignores_special else ignore_token_ids)
-        massive_times(skip_massive)
-        self.schedule = Schedule(every_n_steps, extra_steps, window)
-        self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
-        if isinstance(self.probe, CombinedLoader):
-            self.probe = _Combined(self.probe)
-        if isinstance(self.probe, Iterator):
-            raise TypeError(
-                "probe must be iterable more than once, as a DataLoader is; got an iterator."
-            )
-        if window > 1 and self.probe is not None:
-            raise ValueError(
-                f"window combines training batches and must be 1 when a probe is given; got "
-                f"{window}."
-            )
-        if self.probe is not None and operator.length_hint(self.probe, 1) == 0:
-            raise ValueError(
-                f"probe must have at least one batch; got {type(self.probe).__name__} of length 0."
-            )
-        self.probe_forward = probe_forward
-        self.token_ids = token_ids
-        self.mask = mask
-        self.word_ids = word_ids
-        self.prefix = prefix
-        self.folder = folder
-        self.measure_last = measure_last
-        self.on_error = on_error
-        self.compiled = compiled
-        self.pictures = pictures
-        self.scalars = require_scalars(scalars)
-        self.listeners = _require_listeners(listeners)
-        for listener in self.listeners if probe is None else ():
-            if getattr(listener, "needs_probe", False):
-                raise ValueError(
-                    f"a {type(listener).__name__} needs the same rows at every measurement; this "
-                    "monitor measures training batches. Give probe=, fixed held-out batches."
-                )
-        self._listener_names = _occurrences(self.listeners)
+    def __post_init__(self) -> None:
+        options = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.on_error not in ("warn", "raise"):
+            raise ValueError(f'on_error must be "warn" or "raise"; got {self.on_error!r}.')
+        _require_compiled(self.compiled)
+        require_word_ids(self.rows, self.word_ids)
+        require_exclusions(self.skip_first_positions, self.ignore_token_ids)
+        massive_times(self.skip_massive)
+        require_scalars(self.scalars)
+        self.schedule = Schedule(self.every_n_steps, self.extra_steps, self.window)
+        self.probe = _require_probe(self.probe, self.window)
+        self.listeners = _require_listeners(self.listeners, has_probe=self.probe is not None)
+        self._named_listeners = _by_occurrence(self.listeners)
+        self._broken = dict[str, str]()  # why, by name; on all ranks when they meet next
         self.history: list[Record] = []
-        make = None if metrics == "auto" else metrics
-        self.chooses_metrics = make is None
-        self.make_without_tables = partial(streaming_metrics, seed=seed)
+        make = None if self.metrics == "auto" else self.metrics
+        self._chooses_metrics = make is None
         self._compared = {  # between ranks
-            **{name: _described(each) for name, each in given.items() if name not in _OF_ONE_RANK},
+            **{name: _described(option) for name, option in options.items()},
             "extra_steps": sorted(self.schedule.extra_steps),
             "probe": self.probe is not None,
             "listeners": [type(listener).__qualname__ for listener in self.listeners],
         }
+        for name in _OF_ONE_RANK:
+            del self._compared[name]
+        names = "layers", "skip_first_positions", "ignore_token_ids", "skip_massive", "rows"
         self._settings: dict[str, Any] = {
-            "layers": layers,
-            "metrics": metric_factory(make, seed=seed, jackknife=jackknife),
-            "skip_first_positions": skip_first_positions,
-            "ignore_token_ids": ignore_token_ids,
-            "skip_massive": skip_massive,
-            "rows": rows,
-            "jackknife": jackknife,
+            **{name: options[name] for name in (*names, "jackknife")},
+            "metrics": metric_factory(make, seed=self.seed, jackknife=self.jackknife),
         }
-        self._keeps_batches = measure_last and probe is None
+        self._keeps_batches = self.measure_last and self.probe is None
         self._geometry: Geometry | None = None
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
+        self._meetings: Meetings | None = None  # of all ranks, where there are several
         self._ranks: OwnGroup | None = None  # all, where there are several
         self._row_group: Group = None  # those that have different rows
+        self._sequence_mesh: DeviceMesh | None = None
+        self._stage: PipelineStage | None = None
         self._closure_hook: RemovableHandle | None = None
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the run, which is one process's own."""
         of_run = (
-            "_media",
+            "_illustrations",
             "_run",
             "_geometry",
             "_file",
@@ -312,11 +265,6 @@ class Monitor(ABC):
             "_meetings",
         )
         return {**vars(self), **dict.fromkeys(of_run)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._listener_names = _occurrences(self.listeners)
-        self._broken.clear()
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -377,18 +325,14 @@ class Monitor(ABC):
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
-        self._silent: list[str] = []  # layers without rows at the last measurement
         self._warned_of_silence = False
-        # batches, and rows of this rank, at the first measurement
-        self._probe_size: tuple[int, int] | None = None
+        self._num_probe_batches = 0  # at the last measurement
         self._failed = False
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
         self._history_run = ""  # its id in the history file; of one that goes on, the file's
-        # by identity, why; taken out when ranks meet next
-        self._broken = dict[int, str]()
-        for listener in self.listeners:
-            self._ask(listener, "reset")
+        for name in self._named_listeners:
+            self._ask(name, "reset")
 
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule, and the states of the listeners, for a checkpoint;
@@ -403,11 +347,9 @@ class Monitor(ABC):
         }
         if self._has_tables is not None:
             state["has_tables"] = self._has_tables
-        states = dict[str, Any]()
-        for listener in self.listeners:
-            if (kept := self._ask(listener, "state_dict")) is not None:
-                states[self._listener_names[id(listener)]] = kept
-        return {**state, "listeners": states} if states else state
+        states = {name: self._ask(name, "state_dict") for name in self._named_listeners}
+        kept = {name: each for name, each in states.items() if each is not None}
+        return {**state, "listeners": kept} if kept else state
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
@@ -415,9 +357,8 @@ class Monitor(ABC):
         self._history_run = state.get("history_run", "")
         self._has_tables = state.get("has_tables")
         states = {**state.get("listeners", {})}
-        for listener in self.listeners:
-            if (name := self._listener_names[id(listener)]) in states:
-                self._ask(listener, "load_state_dict", states.pop(name))
+        for name in self._named_listeners.keys() & states.keys():
+            self._ask(name, "load_state_dict", states.pop(name))
         if states:
             self._warn(
                 f"the checkpoint has states of listeners that are not among listeners=: "
@@ -425,24 +366,25 @@ class Monitor(ABC):
                 "of."
             )
 
-    def _ask(self, listener: Any, name: str, *args: Any) -> Any:
+    def _ask(self, name: str, method: str, *args: Any) -> Any:
         """What a method of a listener returns; None if it has none, or fails."""
-        method = getattr(listener, name, None)
-        if not callable(method) or id(listener) in self._broken:
+        call = getattr(self._named_listeners[name], method, None)
+        if not callable(call) or name in self._broken:
             return None
         try:
-            return method(*args)
+            return call(*args)
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._broken[id(listener)] = reason(error)
-            self._warn_of_listener(listener, f"in {name}", reason(error))
+            self._take_out(name, f"in {method}", reason(error))
             return None
 
-    def _warn_of_listener(self, listener: object, where: str, why: str) -> None:
+    def _take_out(self, name: str, where: str, why: str) -> None:
+        self._broken[name] = why
+        kind = type(self._named_listeners[name]).__name__
         self._warn(
-            f"the listener {type(listener).__name__} failed {where} and is not called any more, "
-            f"measuring and training go on: {why}"
+            f"the listener {kind} failed {where} and is not called any more, measuring and "
+            f"training go on: {why}"
         )
 
     def _start(self, run: TrainingRun, step: int) -> None:
@@ -477,17 +419,12 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(
-            self.prefix,
-            self._tag_start,
-            self.on_error,
-            pictures=self.pictures,
-            scalars=self.scalars,
-            start=step,
+        self._illustrations = Illustrations(
+            self.prefix, self._tag_start, self.on_error, self.pictures, self.scalars
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
-        with self._guarded():
+        with self._own_work():
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
 
@@ -505,51 +442,52 @@ class Monitor(ABC):
             self._geometry = None
             return False
         assert geometry is not None
-        with self._guarded():
-            assert self._run is not None
+        with self._own_work():
             with together(self._ranks):
-                expected = expected_rows(
-                    self.schedule.window * self._run.batches_a_step,
-                    self.probe,
-                    batch,
-                    geometry.settings["rows"],
-                    num_ranks(self._row_group),
-                )
-                notes = self._choose_metrics(geometry, expected) if self.chooses_metrics else []
-            described = opening(
+                rows, table_bytes = self.plan(geometry, batch, num_ranks(self._row_group))
+                if self._has_tables is not None:
+                    table_bytes = 0.0 if self._has_tables else math.inf
+                if self._ranks is not None:
+                    own = torch.tensor(table_bytes, dtype=torch.float64, device=geometry.device)
+                    table_bytes = float(all_reduce_max(own, self._ranks))
+                notes = self.choose_metrics(geometry, table_bytes)
+                self._has_tables = not notes if self._chooses_metrics else None
+            planned = plan_sentences(
                 geometry,
                 self.schedule,
                 getattr(self._file, "path", None),
-                expected,
+                rows,
                 gives_ids=self.token_ids is not None,
                 gives_mask=self.mask is not None,
             )
-            lines = [*described[:2], *notes, *described[2:]]
-            self._say(f"\n{type(self).__name__}: ".join(lines))
+            self._say(f"\n{type(self).__name__}: ".join([*planned[:2], *notes, *planned[2:]]))
         return True
 
-    def _choose_metrics(self, geometry: Geometry, expected: ExpectedRows) -> list[str]:
-        """Take token tables where they fit, alike on all ranks, or as this run has begun; a
-        sentence where they do not.
+    def plan(
+        self,
+        geometry: Geometry,
+        batch: Any,
+        ranks: int,
+        default: tuple[int, int] = UNKNOWN_SHAPE,
+    ) -> tuple[ExpectedRows, float]:
+        """The rows of a measurement, and the bytes that their token tables take on a rank.
+
+        ``default`` is the shape of batches that do not tell theirs.
         """
-        with together(self._ranks):
-            needed = float(
-                geometry.table_bytes(
-                    expected.on_rank,
-                    num_ranks(self._row_group),
-                    given=self.token_ids is not None,
-                )
-            )
-            if self._has_tables is not None:
-                needed = 0.0 if self._has_tables else math.inf
-            if self._ranks is not None:
-                own = torch.tensor(needed, dtype=torch.float64, device=geometry.device)
-                needed = float(all_reduce_max(own, self._ranks))
-        self._has_tables = needed <= TABLE_BYTES
-        if self._has_tables:
+        batches_a_step = 1 if self._run is None else self._run.batches_a_step
+        num_batches = self.schedule.window * batches_a_step
+        rows = expected_rows(num_batches, self.probe, batch, self.rows, ranks, default)
+        given = self.token_ids is not None
+        return rows, float(geometry.table_bytes(rows.on_rank, ranks, given=given))
+
+    def choose_metrics(self, geometry: Geometry, table_bytes: float) -> list[str]:
+        """Leave out token tables that take too many bytes, if that is left to the monitor; a
+        sentence where it does.
+        """
+        if not self._chooses_metrics or table_bytes <= TABLE_BYTES:
             return []
-        geometry.use_metrics(self.make_without_tables)
-        return [without_tables(needed)]
+        geometry.use_metrics(partial(streaming_metrics, seed=self.seed))
+        return [without_tables(table_bytes)]
 
     def _file_prefix(self) -> str:
         """The prefix, with a number where processes that were launched together do not know of each
@@ -643,6 +581,7 @@ class Monitor(ABC):
             elif not isinstance(process_group, OwnGroup):
                 self._row_group = own_copy(process_group, self._ranks)
 
+    @_guarded
     def _leave_ranks(self) -> None:
         if self._meetings is not None:
             self._meetings.leave()
@@ -653,10 +592,8 @@ class Monitor(ABC):
         self._ranks = None
         self._row_group = None
 
+    @_guarded
     def _before_batch(self, step: int, batch: Any) -> None:
-        self._guard(self._begin_batch, step, batch)
-
-    def _begin_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
         if not (self._opened or self._open(batch)):
@@ -670,7 +607,7 @@ class Monitor(ABC):
             elif self._sequence_mesh is None or self._all_come(f"the start of step {step}"):
                 self._window_start = step
         if self._window_start is not None:
-            with self._guarded():
+            with self._own_work():
                 self._attach(batch)
 
     def _take_due(self, step: int) -> bool:
@@ -723,6 +660,7 @@ class Monitor(ABC):
             parameter in own for group in optimizer.param_groups for parameter in group["params"]
         )
 
+    @_guarded
     def _detach(self) -> None:
         if self._closure_hook is not None:
             self._closure_hook.remove()
@@ -732,10 +670,8 @@ class Monitor(ABC):
         if self._stage is not None:
             self._stage.detach()
 
+    @_guarded
     def _after_batch(self, step: int) -> None:
-        self._guard(self._end_batch, step)
-
-    def _end_batch(self, step: int) -> None:
         self._detach()
         start = self._window_start
         if start is not None and step >= start + self.schedule.window:
@@ -743,10 +679,8 @@ class Monitor(ABC):
         elif self.probe is not None and self._geometry is not None and self._take_due(step):
             self._measure_probe(step)
 
+    @_guarded
     def _finish(self, step: int) -> None:
-        self._guard(self._measure_rest, step)
-
-    def _measure_rest(self, step: int) -> None:
         self._detach()
         if self._ranks is not None and not is_distributed():
             self._leave_out_last(step)
@@ -758,8 +692,8 @@ class Monitor(ABC):
             else:
                 self._measure_probe(step)
         if not self._failed:
-            with self._guarded():
-                self._media.write(self._loggers(), self.history, last=True)
+            with self._own_work():
+                self._illustrations.write(self._loggers(), self.history, last=True)
 
     def _is_last_due(self, step: int) -> bool:
         """Tell whether the last weights are to be measured and are not yet."""
@@ -786,11 +720,12 @@ class Monitor(ABC):
         """
         with ExitStack() as stack:  # each of them is called, whatever the others raise
             for undo in (self._close_file, self._leave_ranks, self._detach):
-                stack.callback(self._guard, undo)
+                stack.callback(undo)
         self._run = None
         self._geometry = None
         self._last_batches = LastBatches(self.schedule.window)
 
+    @_guarded
     def _close_file(self) -> None:
         if self._file is None:
             return
@@ -805,22 +740,16 @@ class Monitor(ABC):
         assert self.probe is not None
         if not self._all_come(f"the probe of step {step}"):
             return
-        num_batches = 0
-        with self._guarded():
+        with self._own_work():
             num_batches = self._run_model(self.probe)
+            if num_batches < self._num_probe_batches:
+                self._warn(
+                    f"probe must give the same batches at every measurement; at step {step} it "
+                    f"gave {num_batches}, before {self._num_probe_batches}. Give fixed batches, "
+                    "such as a list."
+                )
+            self._num_probe_batches = num_batches
         self._measure(step)
-        if self._geometry is None or self._failed:
-            return
-        size = num_batches, self._geometry.num_rows
-        first = self._probe_size or size
-        self._probe_size = first
-        if size[0] < first[0] or size[1] < first[1]:
-            self._probe_size = 0, 0  # this is said once
-            self._warn(
-                "probe must give the same batches at every measurement; batches and rows were "
-                f"{size[0]} and {size[1]} at step {step}, {first[0]} and {first[1]} at the first "
-                "one. Give fixed batches, such as a list."
-            )
 
     def _measure_recent(self, step: int) -> None:
         """Measure the last weights on the last full training batches, if there are any, run again
@@ -907,21 +836,23 @@ class Monitor(ABC):
         is_first = self._measured_step is None
         self._measured_step = step
         is_agreed = False
-        with self._guarded():
+        with self._own_work():
             try:
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
-                    self._silent = geometry.silent_layers()
+                    silent = geometry.silent_layers()
                     has_few_rows = geometry.has_few_rows
                 is_agreed = True
-                self._record(step, records, geometry)
+                self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
-            has_lost = bool(records and blocks_by_side(self._silent))
+            has_lost = bool(records and blocks_by_side(silent))
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
-                self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
+                self._warn_of_nothing(
+                    step, records, why_silent, geometry.num_rows, has_lost=has_lost
+                )
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")
             if is_first and has_few_rows:
@@ -932,8 +863,10 @@ class Monitor(ABC):
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, step: int, records: list[Record], geometry: Geometry) -> None:
-        means = block_means(records, self._silent)
+    def _record(
+        self, step: int, records: list[Record], silent: list[str], geometry: Geometry
+    ) -> None:
+        means = block_means(records, silent)
         logged = [Record(step=step, **each) for each in [*records, *means]]
         measured = [*logged]
         measured += self._hear(step, measured, geometry)
@@ -945,10 +878,10 @@ class Monitor(ABC):
             self._history_run = self._file.run
         self._log(step, logged)
         if not self._failed:
-            self._media.write(self._loggers(), self.history)
+            self._illustrations.write(self._loggers(), self.history)
 
     def _warn_of_nothing(
-        self, step: int, records: list[Record], why_silent: str, num_rows: int
+        self, step: int, records: list[Record], why_silent: str, num_rows: int, *, has_lost: bool
     ) -> None:
         """Say which layers have no rows at the first measurement, or that none has any."""
         # on all ranks
@@ -959,7 +892,7 @@ class Monitor(ABC):
                 "start must have rows. A probe= runs skipped ones, in eval mode; a replaced one "
                 "needs another monitor."
             )
-            self._warn(why_silent + some * bool(records and blocks_by_side(self._silent)))
+            self._warn(why_silent + some * has_lost)
         elif not (has_values or num_rows):
             self._warn(
                 f"no token is left to measure at step {step}: skip_first_positions, "
@@ -972,49 +905,48 @@ class Monitor(ABC):
         One that fails is taken out on all ranks, with one warning. Of a pipeline, whose stages have
         the samples of their own layers alone, the records that any rank adds are joined.
         """
-        found: list[list[Any]] = []
-        failures: list[str] = []
-        for listener in self.listeners:
-            added = list[Any]()
-            why = self._broken.get(id(listener), "")
+        outcomes = list[tuple[list[Record], str]]()
+        for name, listener in self._named_listeners.items():
+            added, why = list[Record](), self._broken.get(name, "")
             try:
                 if not why:
                     copies = [Record(**record) for record in records]
-                    added += _added(step, listener(step, copies, geometry))
+                    added = _added(step, listener(step, copies, geometry))
             except Exception as error:
                 if self.on_error == "raise":
                     raise
                 why = reason(error)
-            found.append(added)
-            failures.append(why)
-        every = [failures]
-        if self._ranks is not None and failures:
-            of_stage = found if self._stage is not None else []
+            outcomes.append((added, why))
+        every = [outcomes]
+        if self._ranks is not None and outcomes:
+            is_part = self._stage is not None
+            sent = outcomes if is_part else [([], why) for _, why in outcomes]
             with together(self._ranks):
-                told = all_gather_object((failures, of_stage), self._ranks)
-            every = [failures for failures, _ in told]
-            if self._stage is not None:
-                found = _joined([of_rank for _, of_rank in told])
-        whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
-        kept = []
+                gathered = all_gather_object(sent, self._ranks)
+            every = gathered if is_part else [outcomes, *gathered]
         heard = list[Record]()
-        for listener, added, why in zip(self.listeners, found, whys, strict=True):
-            if not why:
-                kept.append(listener)
-                heard += added
-            elif current_rank() == 0 and id(listener) not in self._broken:
-                self._warn_of_listener(listener, f"at step {step}", why)
-        self.listeners[:] = kept
+        for name, *of_ranks in zip(self._named_listeners, *every, strict=True):
+            if why := next((why for _, why in of_ranks if why), ""):
+                if current_rank() == 0 and name not in self._broken:
+                    self._take_out(name, f"at step {step}", why)
+                self._broken[name] = why
+            else:
+                each = [record for added, _ in of_ranks for record in added]
+                heard += {(r["layer"], r["metric"]): r for r in each}.values()
+        self.listeners = [
+            each for name, each in self._named_listeners.items() if name not in self._broken
+        ]
         return heard
 
     def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
         """The scalars by tag that loggers get."""
         return tagged_scalars(records, self.prefix, self.scalars)
 
+    @_guarded
     def _write_rest(self) -> None:
         """Write what the history file does not have yet; nothing that fails reaches the caller."""
         if self._file is not None:
-            self._guard(self._write, self._file.write)
+            self._write(self._file.write)
 
     def _write(self, write: Callable[[], str]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried
@@ -1034,22 +966,13 @@ class Monitor(ABC):
                 )
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Context for the monitor's own work: keeps the random states and passes exceptions to
-        `_fail`.
-        """
+    def _own_work(self) -> Iterator[None]:
+        """Context that keeps the random states and passes exceptions to `_fail`."""
         with kept_random_states():
             try:
                 yield
             except Exception as error:
                 self._fail(error)
-
-    def _guard(self, call: Callable[..., None], *args: Any) -> None:
-        """Call what a trainer's event asks for, and pass exceptions to `_fail`."""
-        try:
-            call(*args)
-        except Exception as error:
-            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
@@ -1073,6 +996,9 @@ class Monitor(ABC):
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
+
+
+Monitor.__init__ = suggesting(Monitor.__init__)  # type: ignore[method-assign]
 
 
 class _Combined:
@@ -1105,8 +1031,31 @@ def instantiated(value: Any) -> Any:
     return instantiate_class((), items)
 
 
-def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
-    """The listeners, those of a configuration made; TypeError if one cannot be called."""
+def _require_probe(probe: Any, window: int) -> Any:
+    """The probe, that of a configuration made; TypeError or ValueError if it cannot be one."""
+    if isinstance(probe, dict):
+        probe = instantiated(probe)
+    if isinstance(probe, CombinedLoader):
+        probe = _Combined(probe)
+    if isinstance(probe, Iterator):
+        raise TypeError(
+            "probe must be iterable more than once, as a DataLoader is; got an iterator."
+        )
+    if window > 1 and probe is not None:
+        raise ValueError(
+            f"window combines training batches and must be 1 when a probe is given; got {window}."
+        )
+    if probe is not None and operator.length_hint(probe, 1) == 0:
+        raise ValueError(
+            f"probe must have at least one batch; got {type(probe).__name__} of length 0."
+        )
+    return probe
+
+
+def _require_listeners(listeners: Sequence[Any], *, has_probe: bool) -> list[Any]:
+    """The listeners, those of a configuration made; TypeError or ValueError if one cannot be
+    called, or lacks a probe.
+    """
     rule = "listeners must be a list of functions of a step, its records and the geometry"
     if not isinstance(listeners, list | tuple):
         raise TypeError(f"{rule}; got {type(listeners).__name__}.")
@@ -1114,6 +1063,11 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
     for listener in made:
         if not callable(listener):
             raise TypeError(f"{rule}; got {type(listener).__name__}.")
+        if getattr(listener, "needs_probe", False) and not has_probe:
+            raise ValueError(
+                f"a {type(listener).__name__} needs the same rows at every measurement; this "
+                "monitor measures training batches. Give probe=, fixed held-out batches."
+            )
     return made
 
 
@@ -1128,16 +1082,6 @@ def _described(option: Any) -> str:
     if callable(option) or isinstance(option, CodeType):
         return str(getattr(option, "__qualname__", type(option).__qualname__))
     return repr(option)
-
-
-def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:
-    """What each listener has added on any rank, each layer and metric once."""
-    joined = list[list[Any]]()
-    for of_ranks in zip(*every, strict=True):
-        records = [record for of_rank in of_ranks for record in of_rank]
-        places = {(record["layer"], record["metric"]): record for record in records}
-        joined.append([*places.values()])
-    return joined
 
 
 def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Record]:
@@ -1165,15 +1109,15 @@ def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Recor
     return made
 
 
-def _occurrences(listeners: Iterable[object]) -> dict[int, str]:
-    """Names of listeners by identity: the class, and which one of it."""
+def _by_occurrence(listeners: Iterable[object]) -> dict[str, Any]:
+    """Listeners by name: the class, and which one of it."""
     counts = Counter[str]()
-    names = dict[int, str]()
+    named = dict[str, Any]()
     for listener in listeners:
-        name = f"{type(listener).__module__}.{type(listener).__qualname__}"
-        names[id(listener)] = f"{name} {counts[name]}"
-        counts[name] += 1
-    return names
+        kind = f"{type(listener).__module__}.{type(listener).__qualname__}"
+        named[f"{kind} {counts[kind]}"] = listener
+        counts[kind] += 1
+    return named
 
 
 def _require_compiled(compiled: str) -> None:

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import inf
+from contextlib import AbstractContextManager, contextmanager
 from operator import index
-from typing import Any, Self, Unpack
+from typing import Any, Self
 from weakref import WeakMethod
 
 import torch.distributed as dist
@@ -20,7 +19,6 @@ from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
-from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import (
     PipelineStage,
     data_parallel_group,
@@ -29,16 +27,7 @@ from embedgeo.training.distributed import (
     sequence_mesh,
 )
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
-from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
-
-
-class _NotMeasured(nullcontext[None]):
-    """Context of a step, which knows whether the last one has failed."""
-
-    has_failed = False
-
-    def __exit__(self, *error: object) -> None:
-        self.has_failed = any(error)
+from embedgeo.training.monitor import Monitor, TrainingRun
 
 
 class StepMonitor(Monitor):
@@ -103,7 +92,7 @@ class StepMonitor(Monitor):
         log: Any = None,
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
-        **options: Unpack[MonitorOptions],
+        **options: Any,
     ) -> None:
         super().__init__(every_n_steps, **options)
         if process_group is not None and device_mesh is not None:
@@ -115,7 +104,7 @@ class StepMonitor(Monitor):
         if process_group is None and device_mesh is None and has_other_ranks():
             device_mesh = mesh_of(model)
         if device_mesh is not None:
-            with self._guarded():
+            with self._own_work():
                 self._have_begun()
         if device_mesh is not None and not self._failed:
             self._process_group = data_parallel_group(device_mesh)
@@ -137,16 +126,33 @@ class StepMonitor(Monitor):
         getattr(log, "experiment", None)
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
-        self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
         self._now = -1
         self._is_inside = False
         self._is_closed = False
-        self._not_measured = _NotMeasured()
+        self._has_failed = False  # the last step, before the optimizer took it
         self._has_stepped = False
-        self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
         self._optimizer_hook: RemovableHandle | None = None
         self._is_in_hook = False
+
+    @contextmanager
+    def _measured(self, step: int, batch: Any) -> Iterator[None]:
+        self._begin(step, batch)
+        self._is_inside = True
+        try:
+            yield
+            self._has_failed = False
+        except BaseException:
+            self._has_failed = not self._has_stepped
+            self._reset_rows()  # of what failed, some layers would have rows and others not
+            self._has_lost_rows = self._meetings is not None and self._window_start is not None
+            self._write_rest()
+            raise
+        finally:
+            self._is_inside = False
+            self._detach()
+        if self._has_stepped and not has_other_ranks():
+            self._after_batch(step + 1)
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
         """Context for the forward and the backward pass of a training batch; every rank calls this.
@@ -158,14 +164,7 @@ class StepMonitor(Monitor):
                 weights.
         """
         # a tensor may be counted on in place
-        step = index(step)
-        self._now = step
-        after, before = self._idle_between
-        if after < step < before:
-            if self._keeps_batches and batch is not None:
-                self._last_batches.add(step, batch)
-            return self._not_measured
-        return self._measured(step, batch)
+        return self._measured(index(step), batch)
 
     def close(self, step: int | None = None) -> None:
         """End the run: complete the last measurement, measure the last weights, write the file;
@@ -181,11 +180,11 @@ class StepMonitor(Monitor):
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
-            has_failed = self._not_measured.has_failed
-            if has_failed and self._meetings is not None:
+            has_failed = self._has_failed
+            if has_failed and self._meetings is not None and is_distributed():
                 # ranks must end alike, also if one alone has failed
                 occasion = f"exception in step {self._now}"
-                has_failed = self._have_all_come(occasion)
+                has_failed = self._meetings.come(occasion, 10.0) is not None
             if has_failed:
                 self._window_start = None  # nothing of it is left
                 self._has_lost_rows = False
@@ -196,37 +195,11 @@ class StepMonitor(Monitor):
         """Place of the run in its schedule, for a checkpoint: plain numbers, and the states
         of the listeners.
 
-        On several ranks all call this: a measurement whose last step has just been taken is
-        completed before. One that calls it alone waits ten seconds for the others, once, and warns
-        that a run which goes on from the checkpoint will not have this measurement.
+        On several ranks a measurement whose last step has just been taken is completed at the next
+        step, or by `close`; a run that goes on from the checkpoint does not have it again.
         """
-        start = self._window_start
-        is_due = (
-            start is not None
-            and self._has_stepped
-            and self._now + 1 >= start + self.schedule.window
-        )
-        if self._meetings is not None and is_distributed() and is_due:
-            all_save = False
-            occasion = f"state at step {self._now}, the last of a measurement"
-            with self._guarded():
-                all_save = self._have_all_come(occasion, 0.001 if self._saves_alone else 10.0)
-            if all_save:
-                self._after_batch(self._now + 1)
-            elif not (self._saves_alone or self._failed):
-                self._saves_alone = True
-                self._warn(
-                    "state_dict must be called on every rank, which complete the measurement of "
-                    "the steps just taken "
-                    "together; called on some, a run that goes on from this state will not have it."
-                )
         self._write_rest()
         return self._state()
-
-    def _have_all_come(self, occasion: str, seconds: float = 10.0) -> bool:
-        if self._meetings is None or not is_distributed():
-            return False
-        return self._meetings.come(occasion, seconds) is not None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on in the schedule where a checkpoint was saved; before the first step."""
@@ -249,30 +222,11 @@ class StepMonitor(Monitor):
             require_same_modules(geometry, ranks)
         return geometry
 
-    @contextmanager
-    def _measured(self, step: int, batch: Any) -> Iterator[None]:
-        self._begin(step, batch)
-        self._is_inside = True
-        try:
-            with self._not_measured:
-                yield
-        except BaseException:
-            self._not_measured.has_failed = not self._has_stepped
-            self._reset_rows()  # of what failed, some layers would have rows and others not
-            self._has_lost_rows = self._meetings is not None and self._window_start is not None
-            self._write_rest()
-            raise
-        finally:
-            self._is_inside = False
-            self._detach()
-        if self._has_stepped and not has_other_ranks():
-            self._after_batch(step + 1)
-
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
+        self._now = step
         if self._is_closed:
             self._warn("step after close measures nothing. Make another StepMonitor.")
-            self._go_idle()
             return
         if self._run is None:
             self._handled = sys.exception()
@@ -297,32 +251,19 @@ class StepMonitor(Monitor):
             self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
-        self._look_ahead()
+        self._watch_optimizers()
 
-    def _look_ahead(self) -> None:
-        """Find the steps at which there is nothing to do; while a window is open, watch the
-        optimizer.
-        """
-        is_open = self._geometry is not None and self._window_start is not None
-        if self._geometry is None:
-            self._go_idle()
-        elif is_open:
-            self._idle_between = inf, -inf
-        else:
-            assert self._last_step is not None
-            self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
-        self._watch_optimizers(is_open=is_open)
-
-    def _watch_optimizers(self, *, is_open: bool) -> None:
+    def _watch_optimizers(self) -> None:
         """While a window is open, have a hook on the steps of all of torch's optimizers, which does
         not keep this object alive.
         """
+        is_open = self._geometry is not None and self._window_start is not None
         if is_open and self._optimizer_hook is None:
             after = WeakMethod(self._after_optimizer)
 
             def hook(optimizer: Optimizer, *call: object) -> None:
-                if (found := after()) is not None:
-                    found(optimizer)
+                if (method := after()) is not None:
+                    method(optimizer)
 
             # not removed with this object: garbage may be collected while torch goes through its
             # hooks
@@ -345,19 +286,12 @@ class StepMonitor(Monitor):
 
     def _stop(self) -> None:
         super()._stop()
-        self._watch_optimizers(is_open=False)
-        self._go_idle()
-        self._idle_between = inf, -inf  # the next step is told
+        self._watch_optimizers()
         self._is_closed = True
 
     def __getstate__(self) -> dict[str, Any]:
         of_run = ("_optimizer_hook", "_handled", "_set_modes")
         return super().__getstate__() | dict.fromkeys(of_run)
-
-    def _go_idle(self) -> None:
-        self._idle_between = -inf, inf
-        self._keeps_batches = False
-        self._last_batches = LastBatches(self.schedule.window)
 
     def _set_train_mode(self) -> None:
         self._set_modes()

@@ -5,10 +5,10 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,16 +17,6 @@ from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
 
 _INTEGRATIONS = "transformers.integrations."
-
-
-class _Wrapper(NamedTuple):
-    """A training step, and the one that it calls."""
-
-    step: Callable[..., Any]
-    inside: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.step(*args, **kwargs)
 
 
 class GeometryCallback(Monitor, TrainerCallback):
@@ -38,8 +28,7 @@ class GeometryCallback(Monitor, TrainerCallback):
     for every checkpoint holds it. Integrations that show more than scalars get charts, pictures
     and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
-    default of ``folder`` is the Trainer's ``output_dir``. ``ignore_token_ids="special"`` leaves out
-    the special tokens of the Trainer's ``processing_class``. Nothing is measured in evaluate and
+    default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
     predict. The Trainer's checkpoints hold the place in the schedule and the choice of metrics, but
     not the states of listeners. ``compiled="stable"``
     goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
@@ -59,14 +48,12 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     _trainer: Trainer  # while it trains
     _tag_start = "train/"
-    _has_tokenizer = True
 
     @property
     def _state_name(self) -> str:
         return f"{type(self).__name__} {self.prefix}"
 
     def on_init_end(self, *_: Any, **kwargs: Any) -> None:
-        self._take_special_ids(kwargs.get("processing_class"))
         with suppress(Exception):  # training starts with the error
             self.prepare(kwargs["model"])  # which the Trainer compiles when training begins
 
@@ -78,7 +65,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer = _calling_trainer()
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)
-        self._take_special_ids(trainer.processing_class)
         saved: Any = state.stateful_callbacks  # a dict, typed as the list that it is made from
         self._load_state(saved.get(self._state_name, {}))
         run = TrainingRun(
@@ -116,12 +102,6 @@ class GeometryCallback(Monitor, TrainerCallback):
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         self._stop()
 
-    def _take_special_ids(self, tokenizer: object) -> None:
-        """Take the ids to ignore from the Trainer's tokenizer, if they are its special tokens'."""
-        if self._ignores_special:
-            # without one, training starts with the error that names what to give
-            self._settings["ignore_token_ids"] = getattr(tokenizer, "all_special_ids", "special")
-
     def _wrap_training_step(self, trainer: Trainer) -> None:
         """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an
         exception.
@@ -138,15 +118,15 @@ class GeometryCallback(Monitor, TrainerCallback):
             finally:
                 self._detach()
 
-        wrapper: Any = _Wrapper(measured, training_step)
-        trainer.training_step = wrapper  # type: ignore[method-assign]
+        measured.inside = training_step  # type: ignore[attr-defined]
+        trainer.training_step = measured  # type: ignore[method-assign]
 
     def _stop(self) -> None:
         super()._stop()
         if not hasattr(self, "_trainer"):
             return
         step: Any = self._trainer.training_step
-        while isinstance(step, _Wrapper):  # those of all callbacks: the others stop now, too
+        while hasattr(step, "inside"):  # those of all callbacks: the others stop now, too
             step = step.inside
         self._trainer.training_step = step  # type: ignore[method-assign]
         del self._trainer
@@ -200,19 +180,14 @@ def _is_integration(callback: object) -> bool:
 
 
 def _calling_trainer() -> Trainer:
-    """The Trainer whose event this is, found on the stack: nothing that an event passes refers to
-    it.
+    """The Trainer whose event this is: nothing that an event passes refers to it, so it is the
+    nearest one of which a method is being called.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    raise RuntimeError(
-        "GeometryCallback must be a callback of a transformers.Trainer; found none that is "
-        "training."
-    )
+    for caller in inspect.stack(0):
+        trainer = caller.frame.f_locals.get("self")
+        if isinstance(trainer, Trainer):
+            return trainer
+    raise RuntimeError("GeometryCallback must be a callback of a transformers.Trainer.")
 
 
 def _require_data_parallel(trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""The lines that open a run, and the number of rows that a monitor reckons with."""
+"""What a monitor is going to measure: how many rows, of which tokens, by which metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
@@ -15,9 +15,9 @@ from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
 from embedgeo.geometry import Geometry
-from embedgeo.glossary import FEW_POINTS, FEW_ROWS, headlines, term
+from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
+from embedgeo.metrics.defaults import TABLE_BYTES
 from embedgeo.metrics.moments import EmbeddingMoments
 
 UNKNOWN_SHAPE = 128, 512
@@ -33,7 +33,7 @@ class ExpectedRows(NamedTuple):
     has_one_sequence: bool = False  # each batch
 
 
-def opening(
+def plan_sentences(
     geometry: Geometry,
     schedule: object,
     path: Path | None,
@@ -49,60 +49,57 @@ def opening(
     """
     width = model_width(geometry.model) or 0
     made = geometry.make_metrics(width) if width else []
+    own = [each for each in made if isinstance(each, GeometryMetric)]
+    has_types = geometry.settings["rows"] not in ("mean", "max")
+    has_ids = bool(gives_ids or geometry.inputs.tables or geometry.part)
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    lines = [
-        f"{len(geometry.layers)} layers ({listed([layer.name for layer in geometry.layers], 4)}), "
-        f"{listed([type(metric).__name__ for metric in made]) or 'metrics by width'}, {schedule}; "
-        f"{history}."
-    ]
-    own = [each for each in made if isinstance(each, GeometryMetric)]
-    of_types = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
-    inputs = geometry.inputs
-    has_no_ids = not (gives_ids or inputs.tables or geometry.part)
-    has_no_types = geometry.settings["rows"] in ("mean", "max")
-    measured = measured_model(geometry.model)
-    paths = {module: name for name, module in measured.named_modules()}
-    tables = listed([paths[table] for table in inputs.tables], 2) or "the batch"
-    ids = f"token ids of {'token_ids=' if gives_ids else tables}"
-    calls = (signature(module.forward).parameters for module in inputs.enclosing_modules)
-    mask = "mask of mask=" if gives_mask else "no mask"
-    if not gives_mask and any(READ_MASKS & call.keys() for call in calls):
-        mask = "the model's mask where it is given one"
-    sources = f"{'no token ids' if has_no_ids or has_no_types else ids}, {mask}."
+    sources = _sources(geometry, has_ids=has_ids and has_types, ids=gives_ids, mask=gives_mask)
     # without token ids, other integers of a batch do not tell its rows
-    if (num_rows := expected.num_rows) and not has_no_ids:
-        needed = {
-            "intrinsic_dimension_between": 0 if has_no_types else FEW_POINTS,
-            "intrinsic_dimension": FEW_POINTS,
-            "anisotropy": FEW_ROWS * width,
-        }
-        few = [
-            f"{term(key).name} ({least:,} rows)"
-            for key, least in needed.items()
-            if num_rows < least and any(key in each.terms for each in own)
-        ]
+    if (num_rows := expected.num_rows) and has_ids:
         sources = (
             f"up to {num_rows:,} rows a measurement (batches like the first, each run once: "
             f"{expected.num_batches:,}), {sources}"
-            f"{f' That is too few for {listed(few)}.' if few else ''}"
         )
-    lines += [sources, *(width_notes(geometry.make_metrics, width) if width else ())]
+    sentences = [
+        f"{len(geometry.layers)} layers ({listed([layer.name for layer in geometry.layers], 4)}), "
+        f"{listed([type(metric).__name__ for metric in made]) or 'metrics by width'}, {schedule}; "
+        f"{history}.",
+        sources,
+        *(metric.compromise for metric in own if metric.compromise),
+    ]
     if expected.has_one_sequence and any(isinstance(each, EmbeddingMoments) for each in own):
-        lines.append(
+        sentences.append(
             "V_W from updates of one sequence is NaN, because EmbeddingMoments takes pairs in "
             "different sequences of an update. Give larger batches, or metrics=default_metrics."
         )
-    if of_types and has_no_ids and not has_no_types:
+    of_types = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
+    if of_types and has_types and not has_ids:
+        model = measured_model(geometry.model)
         why = "has no embedding table that is called with token ids"
-        if len(submodels(measured)) > 1:
+        if len(submodels(model)) > 1:
             why = "has no table inside of its encoder and decoder to tell whose token ids are whose"
-        lines.append(
+        sentences.append(
             f"{listed([term(key).name for key in of_types])} and other values over token types "
-            f"will be absent, because {type(measured).__name__} {why}. Give token_ids=, a function "
+            f"will be absent, because {type(model).__name__} {why}. Give token_ids=, a function "
             f"of the batch."
         )
-    return lines
+    return sentences
+
+
+def _sources(geometry: Geometry, *, has_ids: bool, ids: bool, mask: bool) -> str:
+    """Where token ids and mask come from; they may be given."""
+    inputs = geometry.inputs
+    of_ids = "no token ids"
+    if has_ids:
+        paths = {each: name for name, each in measured_model(geometry.model).named_modules()}
+        tables = listed([paths[table] for table in inputs.tables], 2) or "the batch"
+        of_ids = f"token ids of {'token_ids=' if ids else tables}"
+    calls = (signature(module.forward).parameters for module in inputs.enclosing_modules)
+    of_mask = "mask of mask=" if mask else "no mask"
+    if not mask and any(READ_MASKS & call.keys() for call in calls):
+        of_mask = "the model's mask where it is given one"
+    return f"{of_ids}, {of_mask}."
 
 
 def missing_for_history() -> str:
