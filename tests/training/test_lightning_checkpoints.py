@@ -112,6 +112,15 @@ def test_a_probe_measured_when_a_checkpoint_was_saved_is_neither_repeated_nor_lo
     assert (steps(first), steps(second)) == ([0, 3], [6])
 
 
+def test_early_stopping_waits_for_the_first_measurement(tmp_path):
+    stop = EarlyStopping("geometry.n/mean", patience=2, mode="max", check_on_train_epoch_end=False)
+    monitor = GeometryMonitor(20, window=4, metrics=moments, on_error="raise")
+    options = {"max_steps": 50, "val": loader(4), "val_check_interval": 1}
+    _, run = fit(tmp_path, stop, monitor, module=ValidatedLM(), **options)
+    assert stop.strict
+    assert 4 <= run.global_step < 10
+
+
 def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
     def callbacks():
         stop = EarlyStopping(TAG, patience=100, check_on_train_epoch_end=False)

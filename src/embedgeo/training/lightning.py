@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -129,6 +129,7 @@ class GeometryMonitor(Monitor, Callback):
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
+        self._made_lenient: list[EarlyStopping] = []
 
     @property
     def state_key(self) -> str:
@@ -178,6 +179,12 @@ class GeometryMonitor(Monitor, Callback):
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
+        for callback in trainer.early_stopping_callbacks:
+            tag = callback.monitor
+            if callback.strict and self._is_own(tag) and tag not in trainer.callback_metrics:
+                # there may be no value yet, or none at all: validation would end the run
+                callback.strict = False
+                self._made_lenient.append(callback)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -219,9 +226,15 @@ class GeometryMonitor(Monitor, Callback):
         return is_due
 
     def _stop(self) -> None:
+        self._make_strict()
         super()._stop()
         if hasattr(self, "_trainer"):
             del self._trainer
+
+    def _make_strict(self) -> None:
+        for callback in self._made_lenient:
+            callback.strict = True
+        self._made_lenient.clear()
 
     def _is_own(self, tag: str) -> bool:
         # a longer prefix is another's
@@ -258,6 +271,7 @@ class GeometryMonitor(Monitor, Callback):
         scalars = tagged_scalars(records, self.prefix)
         self._last_values = scalars
         self._trainer.callback_metrics.update(_tensors(scalars))
+        self._make_strict()
         logged = self._scalars(records)
         for logger in self._trainer.loggers:
             logger.log_metrics(logged, step=step)
