@@ -34,7 +34,7 @@ from embedgeo.capture.units import (
     require_word_ids,
 )
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed, suggesting
+from embedgeo.formatting import listed
 from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
@@ -664,7 +664,6 @@ def _with_values_of_all(
     ]
 
 
-@suggesting
 @contextmanager
 def observe(
     model: nn.Module,

@@ -31,7 +31,7 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.structure import is_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
-from embedgeo.formatting import listed, reason, shell_command, suggesting
+from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import (
     Group,
     Meetings,
@@ -199,7 +199,6 @@ class Monitor(ABC):
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
     _has_tokenizer = False  # the trainer, whose special tokens may be left out
 
-    @suggesting
     def __init__(
         self,
         every_n_steps: int = 100,
