@@ -109,37 +109,26 @@ def _is_alive(pid: int) -> bool:
 @contextmanager
 def replacing_contents(out: Path) -> Iterator[Path]:
     """A temporary folder in ``out`` whose entries take the place of those of the same names at the
-    end, all or none.
+    end, unless there is an error before.
     """
     is_new = not out.exists()
-    new = temporary_path(out / "new")
+    new, old = temporary_path(out / "new"), temporary_path(out / "old")
     try:
         remove_leftovers(out)
-        new.mkdir(parents=True)
+        for folder in (new, old):
+            folder.mkdir(parents=True)
         yield new
-        _exchange(new, out)
+        for path in sorted(new.iterdir()):
+            earlier = out / path.name
+            if earlier.is_dir():
+                earlier.rename(old / path.name)
+            path.replace(earlier)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        for folder in (new, old):
+            shutil.rmtree(folder, ignore_errors=True)
         if is_new:
             with suppress(OSError):  # it holds the new contents
                 out.rmdir()
-
-
-def _exchange(new: Path, out: Path) -> None:
-    names = sorted(path.name for path in new.iterdir())
-    old = new / "old"
-    old.mkdir()
-    try:
-        for name in names:
-            if (out / name).exists():
-                (out / name).rename(old / name)
-            (new / name).rename(out / name)
-    except BaseException:
-        for name in (path.name for path in old.iterdir()):
-            if (out / name).exists():
-                (out / name).rename(new / name)
-            (old / name).rename(out / name)
-        raise
 
 
 def require_own(out: Path, command: str, *, is_earlier: bool) -> None:

@@ -1,6 +1,5 @@
 """The commands ``embedgeo sweep`` and ``embedgeo check``."""
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -26,7 +25,7 @@ from embedgeo.results.samples import load_sample
 from embedgeo.sweep.locks import Locks
 from embedgeo.sweep.measure import Downloads, Measured, Worker, chosen_device, metrics_function
 from embedgeo.sweep.plan import SweepPlan, checkpoint_facts, plan_sweep, plan_table
-from embedgeo.sweep.processes import muted_libraries, versions
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
@@ -129,11 +128,7 @@ def _open(
                     f"out."
                 )
     text_entry = next(iter(now.values())) if len(now) == 1 else now
-    made = {
-        "versions": {"python": platform.python_version(), **versions()},
-        "text_files": [*text_files],
-    }
-    folder.open(manifest, {**made, "text": text_entry})
+    folder.open(manifest, {"text_files": [*text_files], "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
