@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ MOST_ROWS = 1024
 """The most rows of a layer that are compared."""
 
 _ROUNDING = 1e-13  # a smaller share of a number cannot be told from rounding
-_KEPT = ("rows", "row_numbers", "token_ids")
 
 
 def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -71,7 +70,6 @@ def _centered_products(x: Tensor) -> Tensor:
     # a coordinate that differs by no more than rounding does is constant
     is_constant = centered.abs().amax(0) <= _ROUNDING * x.abs().amax(0)
     centered = centered.masked_fill(is_constant, 0)
-    centered = centered / centered.abs().max()  # squares of large numbers overflow
     centered = centered / torch.linalg.matrix_norm(centered)
     products = (centered @ centered.T).fill_diagonal_(0)
     sums = products.sum(0) / (n - 2)
@@ -79,6 +77,37 @@ def _centered_products(x: Tensor) -> Tensor:
     products = products.fill_diagonal_(0).flatten()
     norm = torch.linalg.vector_norm(products)
     return products / torch.where(norm > _ROUNDING, norm, torch.nan)
+
+
+class _Rows(NamedTuple):
+    """The rows of a layer that are compared, by their numbers, ascending."""
+
+    rows: Tensor
+    row_numbers: Tensor
+    token_ids: Tensor | None
+
+    @classmethod
+    def of(cls, sample: LayerSample) -> "_Rows":
+        """The first rows of a sample."""
+        assert sample.rows is not None
+        assert sample.row_numbers is not None
+        order = sample.row_numbers[:MOST_ROWS].argsort()
+        ids = None if sample.token_ids is None else sample.token_ids[order].cpu()
+        return cls(sample.rows[order].cpu(), sample.row_numbers[order].cpu(), ids)
+
+    def shared(self, other: "_Rows") -> tuple[Tensor, Tensor] | None:
+        """The rows that both have; None where the rows are of other tokens."""
+        here = torch.isin(self.row_numbers, other.row_numbers)
+        there = torch.isin(other.row_numbers, self.row_numbers)
+        if 2 * int(here.sum()) < min(len(here), len(there)):
+            return None
+        if (
+            self.token_ids is not None
+            and other.token_ids is not None
+            and not torch.equal(self.token_ids[here], other.token_ids[there])
+        ):
+            return None
+        return self.rows[here], other.rows[there]
 
 
 class Drift:
@@ -105,19 +134,23 @@ class Drift:
 
     def reset(self) -> None:
         """Drop the rows of earlier measurements: another run begins."""
-        self._first: dict[str, LayerSample] = {}
-        self._previous: dict[str, LayerSample] = {}
+        self._first: dict[str, _Rows] = {}
+        self._previous: dict[str, _Rows] = {}
         self._has_warned = False
 
     def __call__(self, step: int, records: Sequence[Record], geometry: "Geometry") -> list[Record]:
         """Compare the sampled rows with the earlier ones, and return the records to add."""
-        now = {layer: _first_rows(sample) for layer, sample in geometry.samples().items()}
+        now = {layer: _Rows.of(sample) for layer, sample in geometry.samples().items()}
         if not now:
             self._warn(
                 "Drift compares the rows that a metric samples; no metric does. Add "
                 "embedgeo.IntrinsicDimension to metrics=."
             )
-        changed = [layer for layer, rows in now.items() if not self._is_known(layer, rows)]
+        changed = [
+            layer
+            for layer, rows in now.items()
+            if layer in self._previous and rows.shared(self._previous[layer]) is None
+        ]
         if changed:
             self._first = {}
             self._previous = {}
@@ -127,16 +160,13 @@ class Drift:
                 "probe of fixed batches (shuffle=False)."
             )
         indices = {each["layer"]: each["layer_index"] for each in records}
-        found = list[Record]()
+        added = list[Record]()
         for layer, rows in now.items():
             earlier = {"previous": self._previous.get(layer), "first": self._first.get(layer)}
-            found += drift_records(layer, indices[layer], rows, earlier, geometry.device)
+            added += drift_records(layer, indices[layer], rows, earlier, geometry.device)
         self._first = now | self._first
         self._previous = self._previous | now
-        return [*found, *block_means(found)]
-
-    def _is_known(self, layer: str, rows: LayerSample) -> bool:
-        return layer not in self._previous or _shared_rows(rows, self._previous[layer]) is not None
+        return [*added, *block_means(added)]
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:
@@ -145,62 +175,30 @@ class Drift:
 
     def state_dict(self) -> dict[str, Any]:
         """The rows of the first and of the last measurement."""
-        return {"first": _as_tensors(self._first), "previous": _as_tensors(self._previous)}
+        return {
+            name: {layer: rows._asdict() for layer, rows in kept.items()}
+            for name, kept in (("first", self._first), ("previous", self._previous))
+        }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Go on from what `state_dict` has returned."""
-        self._first = {layer: LayerSample(**kept) for layer, kept in state["first"].items()}
-        self._previous = {layer: LayerSample(**kept) for layer, kept in state["previous"].items()}
-
-
-def _as_tensors(samples: Mapping[str, LayerSample]) -> dict[str, dict[str, Any]]:
-    return {
-        layer: {"n": sample.n, **{name: getattr(sample, name) for name in _KEPT}}
-        for layer, sample in samples.items()
-    }
-
-
-def _first_rows(sample: LayerSample) -> LayerSample:
-    """The rows that are compared, in the order of their numbers."""
-    assert sample.row_numbers is not None
-    order = sample.row_numbers[:MOST_ROWS].argsort()
-    kept = {name: getattr(sample, name) for name in _KEPT}
-    return LayerSample(
-        sample.n,
-        **{name: None if each is None else each[order].cpu() for name, each in kept.items()},
-    )
-
-
-def _shared_rows(own: LayerSample, other: LayerSample) -> tuple[Tensor, Tensor] | None:
-    """The rows that both samples have; None where the rows are of other tokens."""
-    assert own.rows is not None
-    assert own.row_numbers is not None
-    assert other.rows is not None
-    assert other.row_numbers is not None
-    here = torch.isin(own.row_numbers, other.row_numbers)
-    there = torch.isin(other.row_numbers, own.row_numbers)
-    if 2 * int(here.sum()) < min(len(here), len(there)):
-        return None
-    if (
-        own.token_ids is not None
-        and other.token_ids is not None
-        and not torch.equal(own.token_ids[here], other.token_ids[there])
-    ):
-        return None
-    return own.rows[here], other.rows[there]
+        self._first, self._previous = (
+            {layer: _Rows(**kept) for layer, kept in state[name].items()}
+            for name in ("first", "previous")
+        )
 
 
 def drift_records(
     layer: str,
     layer_index: int,
-    rows: LayerSample,
-    earlier: Mapping[str, LayerSample | None],
+    rows: _Rows,
+    earlier: Mapping[str, _Rows | None],
     device: torch.device | None = None,
 ) -> list[Record]:
     """Records of the CKA of the rows of a layer to earlier ones, by the names of these."""
     records = list[Record]()
     for name, other in earlier.items():
-        shared = None if other is None else _shared_rows(rows, other)
+        shared = None if other is None else rows.shared(other)
         if shared is not None:
             here, there = (each.to(device) for each in shared)
             records.append(
@@ -281,10 +279,10 @@ def compare_samples(path: Path) -> tuple[int, int]:
     return num_new, num_all
 
 
-def _read(path: Path, name: str) -> dict[str, LayerSample]:
+def _read(path: Path, name: str) -> dict[str, _Rows]:
     layers = read_sample(sample_file(path, name), MOST_ROWS).layers
     return {
-        layer: _first_rows(sample)
+        layer: _Rows.of(sample)
         for layer, sample in layers.items()
         if sample.rows is not None and len(sample.rows)
     }

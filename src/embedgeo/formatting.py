@@ -3,16 +3,11 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from functools import wraps
-from inspect import signature
 from math import inf
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-Arguments = ParamSpec("Arguments")
-T = TypeVar("T")
+from typing import Any
 
 
 def short(number: float, digits: int = 3) -> str:
@@ -98,21 +93,6 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return "".join(
         f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff)
     )
-
-
-def suggesting(function: Callable[Arguments, T]) -> Callable[Arguments, T]:
-    """Decorator: the error about an unknown keyword says which one may be meant."""
-
-    @wraps(function)
-    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> T:
-        known = signature(function).parameters
-        for name in options.keys() - known.keys():
-            is_made = function.__name__ == "__init__"
-            owner = type(args[0]).__name__ if is_made else function.__name__
-            raise TypeError(f"{owner} has no argument {name!r}.{did_you_mean(name, known)}")
-        return function(*args, **options)
-
-    return checked
 
 
 def reason(error: BaseException) -> str:

@@ -70,15 +70,6 @@ def _numbers(value: str) -> list[Any]:
 class _Parser(ArgumentParser):
     commands: dict[str, "_Parser"]
 
-    def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Options that an abbreviation stands for: each once, though it has two spellings."""
-        found = super()._get_option_tuples(option_string)  # type: ignore[no-untyped-call]
-        return list({id(each[0]): each for each in found}.values())
-
-    def option_names(self) -> list[str]:
-        """The options as they are written, such as ``--model``."""
-        return [name for action in self._actions for name in action.option_strings]
-
     def options_in(self, namespace: Any) -> list[str]:
         """The options that have another value than their default."""
         named = [action for action in self._actions if action.option_strings]
@@ -105,7 +96,7 @@ class _Parser(ArgumentParser):
         )
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            hint = did_you_mean(unknown[1], of_command.option_names(), 0.75)
+            hint = did_you_mean(unknown[1], of_command._option_string_actions, 0.75)
             message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         print(
@@ -215,11 +206,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
                 kind["nargs"] = "?"
             parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue
-        hyphened = _option(name)
-        presence: dict[str, Any] = {"default": parameter.default}
         if parameter.default is Parameter.empty:
-            presence = {"required": True}
-        option = parser.add_argument(
-            *dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind
-        )
-        option.option_strings = [hyphened]  # the only one that the help shows
+            kind["required"] = True
+        else:
+            kind["default"] = parameter.default
+        parser.add_argument(_option(name), help=described[name], **kind)

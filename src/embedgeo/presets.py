@@ -4,7 +4,7 @@ import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from embedgeo.formatting import did_you_mean
 
@@ -23,27 +23,6 @@ def preset_file(name: str) -> Path:
         ValueError: there is no such preset.
     """
     return _named(name, preset_files(), "a preset")
-
-
-def preset(name: str) -> dict[str, Any]:
-    """The options of a preset, as keyword arguments of `embedgeo.sweep.SweepSettings`.
-
-    Args:
-        name: of its file, without the ending.
-
-    Returns:
-        The options by name, as the file has them.
-
-    Raises:
-        ValueError: there is no such preset.
-
-    >>> preset("yamagiwa2025")["unit"]
-    'line'
-    """
-    import yaml
-
-    options: dict[str, Any] = yaml.safe_load(preset_file(name).read_text(encoding="utf-8"))
-    return options
 
 
 def example_files() -> dict[str, list[Path]]:

@@ -151,12 +151,6 @@ def test_saving_changes_nothing(tmp_path):
         ({"model": ""}, "model must be a name.*got ''"),
         ({"step": -1}, "step must be .*; got -1"),
         ({"step": 1.5}, "step must be .*; got 1.5"),
-        ({"step": True}, "step must be .*; got True"),
-        (
-            {"model": "m" * 190, "step": 100_000},
-            "model must be a name that fits .* got 202: m{20}…",
-        ),
-        ({"model": "名" * 23}, "model must be a name that fits .* got 207: 名{20}…"),
     ],
 )
 def test_a_bad_name_or_step_is_refused_before_anything_is_written(tmp_path, asked, message):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from embedgeo.demo import DemoSettings
+from embedgeo.demo.settings import DemoSettings
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.results.files import emptied
@@ -45,60 +45,16 @@ def run_demo(settings: DemoSettings) -> None:
     recorded = "".join(
         f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out"
     )
+    console = Console()
     with emptied(out, "demo", WRITTEN):
         (out / "demo.yaml").write_text(recorded, encoding="utf-8")
-        _train_and_sweep(settings)
-
-
-def _train_and_sweep(settings: DemoSettings) -> None:
-    out = settings.out
-    text, probe_text = split_held_out(builtin_corpus())
-    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
-    tokenizer = train_tokenizer(text, settings.vocab_size)
-    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
-    torch.manual_seed(settings.seed)
-    model = new_model(settings, tokenizer)
-    last = settings.max_steps
-    steps = {
-        *range(0, last, settings.every_n_steps),
-        *(s for s in log_spaced_steps() if s < last),
-        last,
-    }
-    console = Console()
-    console.print(
-        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} "
-        f"M parameters, "
-        f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
-    )
-    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
-    held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
-    monitor = GeometryMonitor(
-        settings.every_n_steps, sorted(steps), probe=held_out, folder=out, on_error="raise"
-    )
-    checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
-    with muted_libraries():
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            logger=TensorBoardLogger(
-                out / "tensorboard", name="training", version="", default_hp_metric=False
-            ),
-            callbacks=[monitor, checkpoints, RichProgressBar()],
-            log_every_n_steps=1,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        )
-        module = LanguageModel(model, settings.learning_rate, last)
-        trainer.fit(module, training_batches(tokenizer.encode(text), settings))
-    console.print(
-        f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved."
-    )
-    with muted_libraries():
-        sweep_settings = SweepSettings(
+        with muted_libraries():
+            history, num_tokens = _train(settings, console)
+        console.print("\nSweeping the checkpoints: the same numbers again, from what was saved.")
+        swept = SweepSettings(
             model=str(out / "checkpoints"),
             text=str(out / "probe.txt"),
-            num_tokens=probe.numel(),
+            num_tokens=num_tokens,
             seq_len=settings.seq_len,
             batch_size=PROBE_BATCH,
             token_tables=True,
@@ -107,10 +63,52 @@ def _train_and_sweep(settings: DemoSettings) -> None:
             out=str(out / "sweep"),
             device="cpu",
         )
-        sweep(sweep_settings)
-    console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"])
-    show(console, out)
+        sweep(swept)
+        console.print(compare(history, pd.read_csv(out / "sweep" / "metrics.csv")))
+        write_report([out / "sweep"])
+        show(console, out)
+
+
+def _train(settings: DemoSettings, console: Console) -> tuple[Sequence[Record], int]:
+    """Train, and return what was measured, and of how many held-out tokens."""
+    out = settings.out
+    text, probe_text = split_held_out(builtin_corpus())
+    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
+    tokenizer = train_tokenizer(text, settings.vocab_size)
+    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
+    torch.manual_seed(settings.seed)
+    model = new_model(settings, tokenizer)
+    last = settings.max_steps
+    steps = {*range(0, last, settings.every_n_steps), *log_spaced_steps(min(last, 512)), last}
+    console.print(
+        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} "
+        f"M parameters, for {last} steps; measuring {probe.numel():,} held-out tokens at "
+        f"{len(steps)} of them."
+    )
+    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
+    held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
+    monitor = GeometryMonitor(
+        settings.every_n_steps, sorted(steps), probe=held_out, folder=out, on_error="raise"
+    )
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=TensorBoardLogger(
+            out / "tensorboard", name="training", version="", default_hp_metric=False
+        ),
+        callbacks=[
+            monitor,
+            SaveCheckpoints(out / "checkpoints", steps, tokenizer),
+            RichProgressBar(),
+        ],
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    module = LanguageModel(model, settings.learning_rate, last)
+    trainer.fit(module, training_batches(tokenizer.encode(text), settings))
+    return monitor.history, probe.numel()
 
 
 def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:

@@ -34,7 +34,7 @@ from embedgeo.capture.units import (
     require_word_ids,
 )
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed, suggesting
+from embedgeo.formatting import listed
 from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
@@ -95,6 +95,13 @@ class Geometry:
             same key.
     """
 
+    keeps_samples = False
+    num_rows = 0
+    _has_kept = False  # since `records`
+    _is_off = False
+    _warned_of_silence = False
+    _warned_of_groups = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -124,10 +131,7 @@ class Geometry:
             require_word_ids(rows, word_ids)
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
-        if callable(layers) and not isinstance(layers, nn.Module):
-            layers = layers(model)
-            if isinstance(layers, nn.Module):
-                model, layers = layers, "blocks"
+        model, layers = _chosen(model, layers)
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
@@ -157,12 +161,6 @@ class Geometry:
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
-        self.keeps_samples = False
-        self._has_kept = False  # since `records`
-        self._is_off = False
-        self.num_rows = 0
-        self._warned_of_silence = False
-        self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()
@@ -342,14 +340,9 @@ class Geometry:
         )
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
         kept = {
-            key: str(self.settings[key])
-            for key in (
-                "rows",
-                "skip_first_positions",
-                "ignore_token_ids",
-                "massive",
-                "skip_massive",
-            )
+            key: str(value)
+            for key, value in self.settings.items()
+            if key not in ("layers", "jackknife")
         }
         return {
             "model": model,
@@ -631,6 +624,15 @@ class Geometry:
         return metrics
 
 
+def _chosen(model: nn.Module, layers: LayerSpec) -> tuple[nn.Module, Any]:
+    """The model and the layers that a function of the model chooses: these, or a part of it."""
+    if callable(layers) and not isinstance(layers, nn.Module):
+        layers = layers(model)
+        if isinstance(layers, nn.Module):
+            return layers, "blocks"
+    return model, layers
+
+
 def _with_values_of_all(
     records: list[Record], device: torch.device, process_group: Group, *, repeat_rows: bool
 ) -> list[Record]:
@@ -664,7 +666,6 @@ def _with_values_of_all(
     ]
 
 
-@suggesting
 @contextmanager
 def observe(
     model: nn.Module,

@@ -1,7 +1,7 @@
 """The numbers of all layers of a measurement."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -175,19 +175,13 @@ def _ordinary_values(
 
 def _pairs(values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> Pairs:
     """Values on the host, each with its standard error or NaN."""
-    numbers = _numbers([*values.values(), *errors.values()])
+    scalars = [*values.values(), *errors.values()]
+    if not scalars:
+        return {}
+    device = scalars[0].device  # from which all are brought together
+    numbers = torch.stack([each.to(device) for each in scalars]).cpu().double().tolist()
     stderrs = dict(zip(errors, numbers[len(values) :], strict=True))
     return {
         key: (number, stderrs.get(key, math.nan))
         for key, number in zip(values, numbers, strict=False)
     }
-
-
-def _numbers(values: Iterable[Tensor]) -> list[float]:
-    """Several scalars on the host, brought there together."""
-    scalars = [*values]
-    if not scalars:
-        return []
-    device = scalars[0].device
-    stacked = torch.stack([each if each.device == device else each.to(device) for each in scalars])
-    return stacked.cpu().double().tolist()

@@ -19,20 +19,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# of the tables of token types beside token_id and n, by kind
-_TYPE_COLUMNS = {"tokens": ("Q", "M", "V")}
-
-
 def tables_of_types(layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
     """A row for each token type at each layer, of the metrics with that kind of table."""
     require_extra("report", "Geometry.token_tables", "pandas")
     import pandas as pd
 
-    tables = [
-        pd.DataFrame(
-            columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS.get(kind, ())]
-        )
-    ]
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n"])]
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
             tables.append(_layer_table(layer, metric.token_tables()[kind]()))

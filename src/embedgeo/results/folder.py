@@ -4,9 +4,12 @@ these files.
 
 import json
 import os
+import platform
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +17,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from embedgeo.formatting import write_csv
+from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import DEFINITIONS
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
@@ -32,9 +35,9 @@ from embedgeo.results.parquet import (
 from embedgeo.results.records import MODEL, block_means, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
+_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
 _PARQUET = "[!.]*.parquet"
 _DERIVED = "derived_from"  # in the metadata of what is made of records
-
 _OWN_EVENTS = re.compile(rf"{re.escape(EVENTS)}\d{{12,}}\.(?P<name>.+)")
 
 
@@ -82,6 +85,7 @@ class SweepFolder:
                         "asked": dict(settings),
                         "date": today(),
                         "definitions": DEFINITIONS,
+                        "versions": {"python": platform.python_version(), **versions()},
                         **entries,
                     },
                     keep=True,
@@ -110,26 +114,20 @@ class SweepFolder:
                     f"{self.path} must be a new folder or that of a sweep; it holds something else."
                 )
             return manifest
-        before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
+        before = dict(manifest["asked"])
+        before["definitions"], now["definitions"] = manifest.get("definitions", 1), DEFINITIONS
         # an option that one of them does not know changes nothing where it is not set
-        is_set = {key for key in before.keys() ^ now.keys() if before.get(key) or now.get(key)}
-        if is_set or manifest.get("definitions", 1) != DEFINITIONS:
-            version = manifest.get("versions", {}).get("embedgeo", "unknown")
-            made_by = before.get("by") or f"another version of embedgeo ({version})"
-            raise ValueError(
-                f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, "
-                "which has other options or definitions. Give another out."
-            )
         different = [
-            f"{key} was {before[key]!r}, is {now[key]!r}"
-            for key in sorted(now.keys() & before.keys())
-            if before[key] != now[key]
+            f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key) and (before.get(key) or now.get(key))
         ]
         if different:
+            made_by = manifest.get("versions", {}).get("embedgeo", "unknown")
             raise ValueError(
-                f"a sweep folder holds results of one setting; in {self.path} "
-                f"{'; '.join(different)}. Give another folder."
+                f"a sweep folder holds results of one setting; {self.path}, made by embedgeo "
+                f"{made_by}, has others: {listed(different, 4)}. Give another folder."
             )
         return manifest
 
@@ -264,7 +262,8 @@ class SweepFolder:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
             facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
-            write_parquet(self.path / kind / f"{name}.parquet", table, TABLES.get(kind))
+            path = self.path / kind / f"{name}.parquet"
+            write_parquet(path, _with_texts(table), TABLES.get(kind))
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
 
@@ -335,12 +334,25 @@ class SweepFolder:
         return [each for each in (self._file(name), path, *others) if each.exists()]
 
 
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    return {name: version(name) for name in _PACKAGES if find_spec(name)}
+
+
 def with_means(checkpoints: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Records of several measurements without means over blocks, and these."""
     frames = [*checkpoints]
     records: list[Any] = [frame.to_dict("records") for frame in frames]
     means = [pd.DataFrame(block_means(of_checkpoint)) for of_checkpoint in records]
     return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)
+
+
+def _with_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """A table in which a token type whose text nobody knows has its id for it."""
+    if "token_id" not in table:
+        return table
+    ids = table["token_id"].astype(str)
+    return table.assign(token=table.get("token", ids).fillna(ids))
 
 
 def _derived_from(path: Path) -> dict[str, str]:

@@ -43,8 +43,8 @@ def parse_groups(option: Any) -> dict[str, str]:
 def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str]:
     """The group of each of these models that is in one.
 
-    `parse_groups` has them by the name of a model, by the end of it after the last slash if only
-    one of the models has that, or by a pattern.
+    `parse_groups` has them by the name of a model, by the end of it after the last slash, or by a
+    pattern.
 
     >>> groups_of(
     ...     {"bert": "encoder", "lab/gpt-*": "decoder"},
@@ -55,16 +55,16 @@ def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str
     known = list(dict.fromkeys(models))
     found: dict[str, str] = {}
     for name, group in groups.items():
-        matches = [model for model in known if model == name or fnmatchcase(model, name)]
+        matches = [
+            model
+            for model in known
+            if name in (model, Path(model).name) or fnmatchcase(model, name)
+        ]
         if not matches:
-            matches = [model for model in known if Path(model).name == name]
-            if len(matches) != 1:
-                why = (
-                    f"is that of {', '.join(matches)}"
-                    if matches
-                    else f"is none of {', '.join(known)}"
-                )
-                raise ValueError(f"model_group must name models that are there; {name} {why}.")
+            raise ValueError(
+                f"model_group must name models that are there; {name} is none of "
+                f"{', '.join(known)}."
+            )
         for model in matches:
             _assign(found, model, group)
     return found

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
-from math import nan
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
@@ -85,23 +84,16 @@ have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
 
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
-_PREFIX = "prefix"
 _WRITER = "writer"
 _RUN = "run"
 _WITHOUT_EFFECT = {"model", "embedgeo", "torch"}  # of an origin: they change no value
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
-# columns that a table may lack when it is written
-_UNKNOWN = {"num_tokens": nan, "token": None}
-
-
-def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
-    """Read a Parquet file that has at least these columns; the error about another one ends with
-    the remedy.
-    """
-    return _read(path, columns, remedy).to_pandas()
 
 
 def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
+    """The content of a Parquet file that has at least these columns; the error about another one
+    ends with the remedy.
+    """
     try:
         table = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError) as error:
@@ -168,12 +160,8 @@ def read_table(path: Path) -> pd.DataFrame:
     """Read a table beside the records; its folder says of which kind it is."""
     records_file = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {records_file} is safe: the next sweep measures {path.stem} again."
-    kind = path.parent.name
-    table = read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
-    if kind == "tokens" and table["token"].isna().any():
-        ids = table["token_id"].astype("string")
-        table["token"] = table["token"].astype("string").fillna(ids).astype("category")
-    return table
+    schema = TABLES.get(path.parent.name)
+    return _read(path, schema.names if schema else (), remedy).to_pandas()
 
 
 def write_parquet(
@@ -185,11 +173,8 @@ def write_parquet(
     """Write a table, whole or not at all, and texts beside its columns; without a schema, the
     columns as they are.
     """
-    columns = {*schema.names} if schema else set()
-    frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & columns - {*frame}})
-    table = pa.Table.from_pandas(
-        frame, schema=schema, preserve_index=False
-    ).replace_schema_metadata(metadata)
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+    table = table.replace_schema_metadata(metadata)
     with replacing(path) as temporary:
         pq.write_table(_with_terms(table), temporary)
 
@@ -240,7 +225,6 @@ class HistoryFile:
         self._origin = origin
         self._metadata = {
             _ORIGIN: json.dumps({"date": today(), **origin}),
-            _PREFIX: prefix,
             _WRITER: self._own,
         }
         self._start = start
@@ -364,11 +348,7 @@ def _histories(source: Path) -> Iterator[tuple[Path, str]]:
             or "geometry"
         )
         current = path.with_name(re.sub(r"\.\d+\.parquet$", ".parquet", path.name))
-        if (
-            path in (source, current)
-            or not current.exists()
-            or read_metadata(path).get(_PREFIX) == prefix
-        ):
+        if path in (source, current) or not current.exists():
             yield path, prefix
 
 

@@ -1,10 +1,7 @@
 """The folder of a sweep, written by hand: one checkpoint after the other."""
 
-import platform
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,26 +15,18 @@ if TYPE_CHECKING:
     from embedgeo.results.folder import SweepFolder
 
 _WRITER = "Geometry.save"
-_PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
-_LONGEST_NAME = 200  # of a checkpoint, whose files are named after it: file systems allow 255 bytes
 
 
 def checkpoint_name(model: Any, step: Any) -> str:
     """Name of a checkpoint that stands in the names of its files."""
     if not isinstance(model, str) or not model:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+    if step is not None and not (isinstance(step, int) and step >= 0):
         raise ValueError(
             f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
         )
-    name = (model if step is None else f"{model}--step{step}").replace("/", "--")
-    name = file_name(name)
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(
-            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with "
-            f"the step and with others than English ones as %XX; got {len(name)}: {model[:20]}…"
-        )
-    return name
+    name = model if step is None else f"{model}--step{step}"
+    return file_name(name.replace("/", "--"))
 
 
 def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
@@ -53,9 +42,7 @@ def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
             f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give "
             f"another folder."
         )
-    installed = [name for name in _PACKAGES if find_spec(name)]
-    versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
-    out.open({"by": _WRITER, **settings}, {"versions": versions})
+    out.open({"by": _WRITER, **settings}, {})
     return out
 
 

@@ -21,8 +21,9 @@ from huggingface_hub import constants
 
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
+from embedgeo.results.folder import versions
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
-from embedgeo.sweep.processes import muted_libraries, versions
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.sweep.progress import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText

@@ -1,10 +1,9 @@
-"""Libraries that keep quiet in the processes of a sweep, and their versions."""
+"""Libraries that keep quiet in the processes of a sweep."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 
 # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
 _ADVICE = (
@@ -40,9 +39,3 @@ def muted_libraries() -> Iterator[None]:
             after.callback(transformers_logging.enable_progress_bar)
         transformers_logging.disable_progress_bar()
         yield
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
-    names = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-    return {name: version(name) for name in names}

@@ -1,6 +1,5 @@
 """The commands ``embedgeo sweep`` and ``embedgeo check``."""
 
-import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import shared_files
 from embedgeo.sweep.measure import Downloads, Measured, Worker, chosen_device, metrics_function
 from embedgeo.sweep.plan import SweepPlan, plan_sweep, plan_table
-from embedgeo.sweep.processes import muted_libraries, versions
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.sweep.progress import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
@@ -49,7 +48,6 @@ def run_sweep(settings: SweepSettings) -> int:
         folder.open(
             manifest,
             {
-                "versions": {"python": platform.python_version(), **versions()},
                 "text_files": [*settings.texts] if tokens is None else [tokens],
                 "text": next(iter(entries.values())) if len(entries) == 1 else entries,
             },

@@ -31,7 +31,7 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.torch_names import is_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
-from embedgeo.formatting import listed, reason, shell_command, suggesting
+from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import (
     Group,
     Meetings,
@@ -996,9 +996,6 @@ class Monitor(ABC):
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
-
-
-Monitor.__init__ = suggesting(Monitor.__init__)  # type: ignore[method-assign]
 
 
 class _Combined:
