@@ -22,7 +22,7 @@ from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
 from embedgeo.report.token_types import mean_against_variance, types_of
-from embedgeo.report.variance import read_spectra, spectra_by_layer, spectra_by_step
+from embedgeo.report.variance import read_spectrum, spectra_figure
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
@@ -39,7 +39,7 @@ _OPTIONS = {  # that other kinds do not have
     **dict.fromkeys(_OF_METRIC, ("metric",)),
     "composition": ("by",),
     "tokens": ("layer", "layers"),
-    "spectrum": ("layer",),
+    "spectrum": (),
 }
 _NEEDS = {
     "composition": "M and V, as EmbeddingMoments has them",
@@ -94,14 +94,14 @@ def plot(
       regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with
       tables of token types, or such a table.
     - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
-      Gaussian rows: a line for each layer at the last step, or for each step at ``layer``.
+      Gaussian rows: a line for each layer at the last step.
 
     Args:
         results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
         kind: the kind of figure.
         metric: the key of the metric that is drawn, of the first three kinds.
         by: of composition, what stands side by side.
-        layer: of tokens and spectrum, the only layer to draw. Token types without it are drawn
+        layer: of tokens, the only layer to draw. Token types without it are drawn
             at several layers; in given axes at the last block.
         layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
             are 0, 3, 6, 9 and 12).
@@ -184,13 +184,8 @@ def _composition(run: Run, options: _Options) -> FigureData | None:
 
 
 def _spectrum(run: Run, options: _Options) -> FigureData | None:
-    spectra = read_spectra(run)
-    if not spectra:
-        return None
-    if options.layer is None:
-        return spectra_by_layer(run, spectra, options.ax)
-    _require_known("layer", options.layer, run.layers_in(spectra[max(spectra)]))
-    return spectra_by_step(spectra, [options.layer], options.ax)
+    spectrum = read_spectrum(run)
+    return None if spectrum is None else spectra_figure(run, *spectrum, options.ax)
 
 
 def _token_types(run: Run, options: _Options) -> FigureData | None:

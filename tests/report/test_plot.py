@@ -34,12 +34,8 @@ IN_AXES = {  # what the report draws of a run, and how it is asked for here
     ),
     "by layer": (partial(figures.composition, by="layer"), partial(plot, kind="composition")),
     "spectra": (
-        lambda run: variance.spectra_by_layer(run, variance.read_spectra(run)),
+        lambda run: variance.spectra_figure(run, *variance.read_spectrum(run)),
         partial(plot, kind="spectrum"),
-    ),
-    "spectra at a layer": (
-        lambda run: variance.spectra_by_step(variance.read_spectra(run), ["block.01"]),
-        partial(plot, kind="spectrum", layer="block.01"),
     ),
 }
 

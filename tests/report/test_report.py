@@ -27,7 +27,7 @@ KINDS = ("dynamics", "profile", "heatmap")
 PARTS = {  # sections with figures of several metrics together
     "composition": ("decomposition", "decomposition-dynamics"),
     "loss": ("loss",),
-    "spectrum": ("spectra", "spectra-steps"),
+    "spectrum": ("spectra",),
     "token-20types": ("tokens-V-against-M",),
     "outlier-20coordinates": (),
 }

@@ -24,8 +24,7 @@ def in_style() -> Iterator[None]:
 def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(
     run: Run,
 ) -> None:
-    spectra = variance.read_spectra(run)
-    figure = variance.spectra_by_layer(run, spectra)
+    (figure,) = variance.spectra_figures(run)
     numbers = figure.numbers
     assert list(numbers) == [*LAYERS, "Gaussian rows"]
     assert (numbers.index[0], numbers.index[-1]) == (1, 64)
@@ -39,9 +38,6 @@ def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_th
     (line,) = (line for line in ax.lines if "edge" in str(line.get_label()))
     assert np.unique(line.get_ydata()) == pytest.approx(high)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    by_step = variance.spectra_by_step(spectra, ["block.01"]).numbers
-    assert list(by_step.columns) == run.steps
-    assert by_step.loc[("block.01", 1), 0] == pytest.approx(11 / (1 + 10 / 64))
 
 
 def drawn(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:

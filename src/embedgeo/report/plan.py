@@ -56,7 +56,6 @@ class Planner:
         for metric in [metric for metric in metrics if term(metric).follows in metrics]:
             metrics.remove(metric)
             metrics.insert(metrics.index(term(metric).follows) + 1, metric)
-        spectra = partial(spectra_figures, most_layers=self.layers)
         has_many = len(metrics) > _IN_FULL
         return [
             (FIRST, partial(self._glance, metrics, comparison.training_losses(runs))),
@@ -64,7 +63,7 @@ class Planner:
             *self._metrics("Metrics", metrics[:MAIN], has_many=has_many),
             self._section("Loss", figures.loss_figures, term("loss").meaning),
             *self._beside_earlier(metrics),
-            self._section("Spectrum", spectra, SPECTRA_TEXT),
+            self._section("Spectrum", spectra_figures, SPECTRA_TEXT),
             self._section("Token types", self._token_types),
             self._section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
             *self._metrics("More metrics", metrics[MAIN:], has_many=has_many),

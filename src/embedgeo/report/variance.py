@@ -1,6 +1,6 @@
 """How variance is spread: figures of eigenvalue spectra, and a table of the largest coordinates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData
-from embedgeo.formatting import number, printable
+from embedgeo.formatting import number
 from embedgeo.glossary import GAUSSIAN
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.page import TableData
@@ -28,7 +28,7 @@ COORDINATES_TEXT = (
     "too."
 )
 
-_SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
+_EIGENVALUES = 120  # that are drawn of each layer
 _WIDEST = 20_000  # width beyond which nothing is simulated
 # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _DEEPEST = 1e-9
@@ -37,18 +37,11 @@ _NAMED, _SHOWN = 10, 5  # coordinates of a layer that are named, and that the pa
 _SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the mean cosine"}
 
 
-Tables = Mapping[int, pd.DataFrame]  # by step
-
-
-def read_spectra(run: Run) -> Tables:
-    """The spectra of a run at some steps, evenly spaced on their axis: see `spectrum_shares`."""
+def read_spectrum(run: Run) -> tuple[int, pd.DataFrame] | None:
+    """The last step of a run that has spectra, and these: see `spectrum_shares`."""
     steps = run.steps_of("spectra")
-    if not steps:
-        return {}
-    at = draw.StepAxis(steps).position(steps)
-    chosen = sorted({steps[np.abs(at - place).argmin()] for place in np.linspace(0, 1, _SPECTRA)})
-    tables = {step: spectrum_shares(run.read("spectra", step)) for step in chosen}
-    return {step: table for step, table in tables.items() if len(table)}
+    table = spectrum_shares(run.read("spectra", steps[-1])) if steps else pd.DataFrame()
+    return None if table.empty else (steps[-1], table)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
@@ -66,21 +59,17 @@ def spectrum_shares(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
 
 
-def spectra_figures(run: Run, most_layers: int = 4) -> Iterator[FigureData]:
-    """The figures of a run, if it has spectra."""
-    spectra = read_spectra(run)
-    if spectra:
-        yield spectra_by_layer(run, spectra)
-    if len(spectra) > 1:
-        layers = run.layers_to_draw(spectra[max(spectra)], most_layers)
-        yield spectra_by_step(spectra, layers)
+def spectra_figures(run: Run) -> Iterator[FigureData]:
+    """The figure of a run, if it has spectra."""
+    if (spectrum := read_spectrum(run)) is not None:
+        yield spectra_figure(run, *spectrum)
 
 
-def spectra_by_layer(run: Run, spectra: Tables, ax: Axes | None = None) -> FigureData:
-    """The spectra at the last step: a line for each layer, and that of Gaussian rows."""
-    step, table = max(spectra.items())
+def spectra_figure(run: Run, step: int, table: pd.DataFrame, ax: Axes | None = None) -> FigureData:
+    """The spectra at a step: a line for each layer, and that of Gaussian rows."""
     layers = run.layers_in(table)
-    shares = _shares_by(table, "layer").reindex(columns=layers)
+    shares = table.pivot(index="index", columns="layer", values="share")
+    shares = shares.where(shares > 0).reindex(columns=layers)
     figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _OVER_MEAN, ax=ax)
     gaussian, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
     _spectrum_axes(ax, shares)
@@ -93,48 +82,6 @@ def spectra_by_layer(run: Run, spectra: Tables, ax: Axes | None = None) -> Figur
         f"{len(layers)} layers."
     )
     return FigureData("spectra", figure, shares.join(gaussian), alt, text)
-
-
-def spectra_by_step(spectra: Tables, layers: Sequence[str], ax: Axes | None = None) -> FigureData:
-    """The spectra at some layers: a line for each of some steps, and that of Gaussian rows at the
-    last.
-    """
-    steps = sorted(spectra)
-    title = (
-        "Eigenvalue spectra by step"
-        if len(layers) > 1
-        else f"Eigenvalue spectra at {printable(layers[0])}"
-    )
-    figure, axes = draw.new_figure(title, _OVER_MEAN, panels=len(layers), ax=ax)
-    colours = draw.time_bar(axes[-1], steps)
-    every = pd.concat([table.assign(step=step) for step, table in spectra.items()])
-    by_layer = {}
-    for panel, layer in zip(axes, layers, strict=True):
-        of_layer = every[every["layer"] == layer]
-        by_layer[layer] = _shares_by(of_layer, "step").reindex(columns=steps)
-        _draw_spectra(panel, by_layer[layer], colours, of_layer[of_layer["step"] == steps[-1]])
-        if len(layers) > 1:
-            panel.set_title(layer, fontsize="small")
-    numbers = pd.concat(by_layer, names=["layer"]).sort_index()
-    for panel in axes:
-        _spectrum_axes(panel, numbers)
-        panel.minorticks_off()
-    draw.legend(axes[0])
-    first, final = (number(by_layer[layers[-1]][step].iloc[0]) for step in (steps[0], steps[-1]))
-    text = (
-        f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at "
-        f"step {steps[-1]:,}."
-    )
-    alt = (
-        f"Eigenvalues against their index, a line for each of {len(steps)} steps, at "
-        f"{', '.join(layers)}."
-    )
-    return FigureData("spectra-steps", figure, numbers, alt, text)
-
-
-def _shares_by(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    shares = table.pivot(index="index", columns=by, values="share")
-    return shares.where(shares > 0)
 
 
 def _draw_spectra(
@@ -173,7 +120,7 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
         xscale="log", yscale="log", xlabel="index i (log scale)", ylabel="eigenvalue (log scale)"
     )
     ax.set_ylim(low / 1.5, high * 2)
-    ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
+    ax.set_xlim(1, max(2, shares.index.max()))
     draw.log_ticks(ax, low, high)
     ax.xaxis.set_major_formatter(draw.tick_label)
 
