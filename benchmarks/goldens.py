@@ -93,7 +93,7 @@ def metrics_of_rows(dim: int) -> dict[str, list[Any]]:
         "full": full_metrics(dim, anisotropy_batch=128),
         "moments": [EmbeddingMoments(dim)],
         "counted": [TokenMoments(dim, count_range=(2, 50), regression_count_range=(2, 1000))],
-        "mle": [IntrinsicDimension(dim, batch_size=256, num_batches=2, method="mle", seed=3)],
+        "batches": [IntrinsicDimension(dim, batch_size=256, num_batches=2, seed=3)],
         "apart": [IntrinsicDimension(dim, neighbors="other_sequences")],
         "apart_gride": [IntrinsicDimension(dim, estimator="gride", neighbors="other_sequences")],
     }

@@ -58,7 +58,6 @@ def test_twonn():
         (dimension(X), regression(log_mu, math.floor(0.9 * N))),
         (dimension(X), skdim.id.TwoNN().fit(X.numpy()).dimension_),
         (dimension(X, discard_fraction=0.8), regression(log_mu, N // 5)),
-        (dimension(X, method="mle"), (N - 1) / log_mu.sum()),
         # of 400 rows and 0.8, scikit-dimension takes one fewer
         (dimension(X[:400], discard_fraction=0.8), regression(fewer, 80)),
         (

@@ -140,7 +140,6 @@ OTHERS = {
         "duplicate_tolerance": 0.1,
         "seed": 100_000,
         "scales": (1, 2),
-        "method": "mle",
         "neighbors": "other_sequences",
     },
     TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000)},

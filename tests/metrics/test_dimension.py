@@ -74,9 +74,7 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{"method": "mle"}, {"discard_fraction": 0.8}, {"duplicate_tolerance": 0.1}]
-)
+@pytest.mark.parametrize("options", [{"discard_fraction": 0.8}, {"duplicate_tolerance": 0.1}])
 def test_options_are_those_of_the_function(options):
     x = gaussian(300, 5)
     metric = updated(IntrinsicDimension(5, **options), x)

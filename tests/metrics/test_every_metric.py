@@ -216,7 +216,7 @@ def reloaded(metric, other, wrap):
 
 
 @pytest.mark.parametrize(
-    "options", [{"method": "mle"}, {"seed": 1}, {"neighbors": "other_sequences"}]
+    "options", [{"scales": (1, 2)}, {"seed": 1}, {"neighbors": "other_sequences"}]
 )
 def test_a_state_of_other_arguments_is_not_loaded(options):
     x, ids = rows()

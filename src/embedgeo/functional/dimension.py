@@ -21,8 +21,8 @@ from embedgeo.functional.neighbors import (
     same_label_shares,
 )
 
-DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
-"""By method of TwoNN: the share of the largest ratios that are not used, unless given."""
+DISCARD_FRACTION = 0.1
+"""Share of the largest ratios that TwoNN does not use, unless given."""
 
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless given."""
@@ -65,8 +65,7 @@ class DimensionEstimate(NamedTuple):
 def twonn_dimension(
     x: Tensor,
     *,
-    method: str = "fit",
-    discard_fraction: float | None = None,
+    discard_fraction: float = DISCARD_FRACTION,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
     groups: Tensor | None = None,
     num_groups: int = 0,
@@ -74,15 +73,10 @@ def twonn_dimension(
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
     With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which
-    the m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is, by ``method``:
-
-    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i
-      (Facco et al. 2017). scikit-dimension 0.5 has it, too, with one ratio fewer where rounding
-      makes the product less than an integer.
-    - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without
-      its bias, where of the others only is known that they are larger (Epstein & Sobel 1953). For m
-      = N it is (N - 1) / Σ log μ_i, which is DADApy's ``algorithm="ml"`` (DADApy leaves out none
-      there, whatever its ``mu_fraction``).
+    the m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is the slope of the
+    least-squares line through the origin of -log(1 - i/N) on log μ_i (Facco et al. 2017).
+    scikit-dimension 0.5 has it, too, with one ratio fewer where rounding makes the product less
+    than an integer. The most likely dimension is that of `gride_dimensions` at scale 1.
 
     Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points:
     where some have near copies, TwoNN sees the distance to the copy, and is far lower: see
@@ -96,9 +90,7 @@ def twonn_dimension(
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        method: ``"fit"`` or ``"mle"``.
-        discard_fraction: share of the largest ratios that are not used: in (0, 1), and 0 for
-            ``"mle"``. Default: 0.1 of the fit, none of the maximum likelihood.
+        discard_fraction: share of the largest ratios that are not used, in (0, 1).
         duplicate_tolerance: see `merge_duplicates`.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
@@ -114,7 +106,6 @@ def twonn_dimension(
     found = labelled_dimensions(
         x[order],
         RowLabels(None, None),
-        method=method,
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
         groups=None if groups is None else groups.to(x.device)[order],
@@ -125,7 +116,7 @@ def twonn_dimension(
 
 
 def _twonn_estimate(
-    distances: Tensor, group: Tensor | None, method: str, discard_fraction: float, num_groups: int
+    distances: Tensor, group: Tensor | None, discard_fraction: float, num_groups: int
 ) -> DimensionEstimate:
     """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
     points' groups.
@@ -144,12 +135,11 @@ def _twonn_estimate(
     if group is not None:
         in_order = group[order]
         without = [
-            _rate_of_ratios(log_mu[in_order != i], method, discard_fraction)
-            for i in range(num_groups)
+            _rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)
         ]
         left_out = distances.new_tensor(without)
     return DimensionEstimate(
-        _rate_of_ratios(log_mu, method, discard_fraction), num_points, left_out, next_scale
+        _rate_of_ratios(log_mu, discard_fraction), num_points, left_out, next_scale
     )
 
 
@@ -170,21 +160,17 @@ def _log_ranks(n: int) -> Tensor:
     return -torch.log1p(-torch.arange(1, n, dtype=torch.float64, device="cpu") / n)
 
 
-def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> float:
-    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``."""
+def _rate_of_ratios(log_mu: Tensor, discard_fraction: float) -> float:
+    """Rate of the exponential law of log μ_i, shape (N,), ascending."""
     n = len(log_mu)
-    num_used = math.floor(n * (1 - discard_fraction) + 1e-9)
-    if method == "fit":
-        num_used = min(num_used, n - 1)  # the last one's rank has no logarithm
+    # the last one's rank has no logarithm
+    num_used = min(math.floor(n * (1 - discard_fraction) + 1e-9), n - 1)
     if num_used < 2:
         return math.nan
     used = log_mu[:num_used]
-    total = float(used.sum())
-    if not total > _EQUAL * num_used:
+    if not float(used.sum()) > _EQUAL * num_used:
         return math.nan
-    if method == "fit":
-        return float(used @ _log_ranks(n)[:num_used] / used.square().sum())
-    return (num_used - 1) / (total + (n - num_used) * float(used[-1]))
+    return float(used @ _log_ranks(n)[:num_used] / used.square().sum())
 
 
 def estimated_dimension(
@@ -345,8 +331,7 @@ def labelled_dimensions(
     labels: RowLabels,
     *,
     scales: Sequence[int] = (),
-    method: str = "fit",
-    discard_fraction: float | None = None,
+    discard_fraction: float = DISCARD_FRACTION,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
     groups: Tensor | None = None,
     num_groups: int = 0,
@@ -372,7 +357,6 @@ def labelled_dimensions(
             type, or of copies, is the first of them.
         labels: of the rows, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
-        method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
         duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a
             type, one counts.
@@ -388,7 +372,7 @@ def labelled_dimensions(
     types, sequences, groups = (
         None if each is None else each.to(x.device) for each in (*labels, groups)
     )
-    estimator = _Estimator(scales, method, discard_fraction, num_groups)
+    estimator = _Estimator(scales, discard_fraction, num_groups)
     k = estimator.num_neighbors
     rows = Neighbors(x)
     points, place = rows.distinct(duplicate_tolerance)
@@ -423,8 +407,7 @@ class _Estimator(NamedTuple):
     """TwoNN or, with scales, GRIDE: see `labelled_dimensions`."""
 
     scales: Sequence[int]
-    method: str
-    discard_fraction: float | None
+    discard_fraction: float
     num_groups: int
 
     @property
@@ -439,9 +422,7 @@ class _Estimator(NamedTuple):
         in_group = None if group is None else group.cpu()
         if self.scales:
             return _gride_estimates(nearest, in_group, self.scales, self.num_groups)
-        usual = DISCARD_FRACTIONS[self.method]
-        discarded = usual if self.discard_fraction is None else self.discard_fraction
-        return _twonn_estimate(nearest, in_group, self.method, discarded, self.num_groups)
+        return _twonn_estimate(nearest, in_group, self.discard_fraction, self.num_groups)
 
 
 def _first_of_each(labels: Tensor) -> Tensor:

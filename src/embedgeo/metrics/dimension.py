@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.dimension import (
-    DISCARD_FRACTIONS,
+    DISCARD_FRACTION,
     SCALES,
     GlobalEstimator,
     LabelledEstimates,
@@ -230,15 +230,12 @@ class IntrinsicDimension(GeometryMetric):
         num_batches: estimates to average.
         estimator: ``"twonn"``, ``"gride"`` or any scikit-dimension global estimator object, such as
             ``skdim.id.lPCA()``.
-        discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1),
-            or 0 with ``"mle"``. Default: 0.1 of the fit, 0 of the maximum likelihood.
+        discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1).
         duplicate_tolerance: how near to each other rows are merged, relative to their distance from
             the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
             unless the one that is merged into the other has seen no more rows than it draws.
         scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
-        method: of TwoNN: ``"fit"``, the least-squares fit, or ``"mle"``, maximum likelihood: see
-            `embedgeo.functional.twonn_dimension`.
         neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN and
             GRIDE, those of rows in ``"other_sequences"``, so that rows of one text, which are
             alike, are not each other's neighbours.
@@ -268,18 +265,13 @@ class IntrinsicDimension(GeometryMetric):
         batch_size: int = 4096,
         num_batches: int = 1,
         estimator: str | GlobalEstimator = "twonn",
-        discard_fraction: float | None = None,
+        discard_fraction: float = DISCARD_FRACTION,
         duplicate_tolerance: float = DUPLICATE_TOLERANCE,
         seed: int = 0,
         scales: Sequence[int] = SCALES,
-        method: str = "fit",
         neighbors: Neighbors = "all",
         **kwargs: Any,
     ) -> None:
-        if method not in DISCARD_FRACTIONS:
-            raise ValueError(f'method must be one of "fit" and "mle"; got {method!r}.')
-        usual = DISCARD_FRACTIONS[method]
-        discard_fraction = usual if discard_fraction is None else discard_fraction
         scales = tuple(scales)
         arguments = (
             batch_size,
@@ -289,7 +281,6 @@ class IntrinsicDimension(GeometryMetric):
             duplicate_tolerance,
             seed,
             scales,
-            method,
         )
         # the digest of the others is that of earlier versions
         changed = () if neighbors == "all" else (neighbors,)
@@ -299,11 +290,9 @@ class IntrinsicDimension(GeometryMetric):
                 f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} "
                 f"and {num_batches}."
             )
-        if not (0 < discard_fraction < 1 or discard_fraction == usual):
-            ends = "both" if usual else "1"
+        if not 0 < discard_fraction < 1:
             raise ValueError(
-                f"discard_fraction must be between 0 and 1, {ends} excluded; got "
-                f"{discard_fraction}."
+                f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}."
             )
         if not 0 <= duplicate_tolerance < 1:
             raise ValueError(
@@ -335,7 +324,6 @@ class IntrinsicDimension(GeometryMetric):
             raise ValueError(
                 'neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.'
             )
-        self.method = method
         self.neighbors = neighbors
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
@@ -460,7 +448,6 @@ class IntrinsicDimension(GeometryMetric):
             batch.rows,
             _labels_of(batch),
             scales=self.scales if self.estimator == "gride" else (),
-            method=self.method,
             discard_fraction=self.discard_fraction,
             duplicate_tolerance=tolerance,
             groups=groups,
