@@ -3,7 +3,7 @@ import pytest
 from tests.browser.chromium import MISSING, Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     if MISSING:
         pytest.skip(

@@ -44,7 +44,7 @@ class Writer(Adapter):
 @pytest.mark.slow
 def test_tensorboard_gets_images_and_a_text_of_each_run(tmp_path):
     monitor = GeometryMonitor(every_n_steps=1, on_error="raise")
-    for name, max_steps in (("first", 6), ("second", 2)):
+    for name, max_steps in (("first", 3), ("second", 1)):
         logger = TensorBoardLogger(tmp_path, name=name, version="")
         fit(tmp_path, monitor, max_steps=max_steps, logger=logger)
     found = events(tmp_path / "first")
@@ -57,7 +57,7 @@ def test_tensorboard_gets_images_and_a_text_of_each_run(tmp_path):
         "geometry.shares/M, V_W, V_B",
     }
     for tag, at in steps.items():
-        assert at == [0, 1, 3, 6], tag  # of 7 measurements
+        assert at == [0, 1, 3], tag  # of 4 measurements
         image = Image.open(io.BytesIO(found.Images(tag)[-1].encoded_image_string))
         # twice what TensorBoard shows: it leaves out pixels, and blends none
         assert image.width == 700, tag
@@ -65,7 +65,7 @@ def test_tensorboard_gets_images_and_a_text_of_each_run(tmp_path):
     (text,) = found.Tensors("geometry/what the numbers mean/text_summary")
     assert known_terms()["M_over_Q"].meaning in text.tensor_proto.string_val[0].decode()
     second = events(tmp_path / "second").Images("geometry.curves/M_over_Q")
-    assert [event.step for event in second] == [0, 1, 2]
+    assert [event.step for event in second] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Flags that readers of a report have to know, and the tables of its overview."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,8 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    return [flag for flag in (*_checkpoint_flags(run), *_layer_flags(run)) if flag.details]
+    every = (*_checkpoint_flags(run), *_row_flags(run), *_estimate_flags(run), _gaps(run))
+    return [flag for flag in every if flag.details]
 
 
 def _checkpoint_flags(run: Run) -> Iterator[Flag]:
@@ -103,9 +105,9 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Loss outliers", text, details)
 
 
-def _layer_flags(run: Run) -> Iterator[Flag]:
-    values = run.values
-    rows = run.table("n_nonfinite") if "n_nonfinite" in values else pd.DataFrame()
+def _row_flags(run: Run) -> Iterator[Flag]:
+    """Flags on rows that are left out, are few, or make the numbers."""
+    rows = run.table("n_nonfinite") if "n_nonfinite" in run.values else pd.DataFrame()
     details = []
     for layer, values_at in rows.items():
         n = values_at[values_at > 0]
@@ -120,33 +122,22 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         "moves a dimension: their values are not counted as lowest or highest."
     )
     yield Flag("Steps of few rows", text, details)
+    points = _values_of(run, "n_points")
     text = (
         f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
         f"layers: read trends only."
     )
-    points = values.get("n_points") if "intrinsic_dimension" in values else None
-    yield Flag(
-        "Few rows for the intrinsic dimension",
-        text,
-        _below(run, points, FEW_POINTS, "distinct rows"),
-    )
-    unknown = run.widths * np.nan
+    details = _at_layers(run, points[points < FEW_POINTS], "min", "{:,.3g} distinct rows")
+    yield Flag("Few rows for the intrinsic dimension", text, details)
     for kind, what in (("type", "token"), ("sequence", "text")):
-        share, at_random = (
-            values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null")
-        )
-        is_far = (share > NEIGHBORS) & (share > 2 * at_random)
-        shares = share[is_far].groupby("layer").max().reindex(run.layers)
+        share, at_random = (_values_of(run, f"same_{kind}_neighbors{end}") for end in ("", "_null"))
         text = (
             f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
             "often as at random: the intrinsic dimension of all rows says how near these are, "
             "more than what surface they lie on. Read the dimensions between and within tokens."
         )
-        details = [
-            f"{layer}: up to {value:.0%} of the rows"
-            for layer, value in shares.items()
-            if value > 0
-        ]
+        is_far = (share > NEIGHBORS) & (share > 2 * at_random)
+        details = _at_layers(run, share[is_far], "max", "up to {:.0%} of the rows")
         yield Flag(f"Neighbours of the same {what}", text, details)
     text = (
         "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
@@ -156,34 +147,36 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     )
     yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
     yield from _few_make_them(run)
+
+
+def _estimate_flags(run: Run) -> Iterator[Flag]:
+    """Flags on numbers that noise or a bias makes."""
     text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
         "anisotropy and lowers the participation ratio; compare with the dashed line."
     )
-    per_dimension = values["n"] / run.widths if {"n", "anisotropy"} <= set(values) else None
-    yield Flag(
-        "Few rows for the spectrum",
-        text,
-        _below(run, per_dimension, FEW_ROWS, "rows for each dimension"),
-    )
+    if "anisotropy" in run.values:
+        per_dimension = _values_of(run, "n") / run.widths
+        few = per_dimension[per_dimension < FEW_ROWS]
+        details = _at_layers(run, few, "min", "{:,.3g} rows for each dimension")
+        yield Flag("Few rows for the spectrum", text, details)
+    types = _values_of(run, "token_types_regressed")
     text = (
         f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
         "types at these layers: read trends only."
     )
-    types = values.get("token_types_regressed")
-    yield Flag(
-        "Few token types in the regressions", text, _below(run, types, FEW_TYPES, "token types")
-    )
-    off = values.get("V_W_over_V_unbiased", unknown) - values.get("V_W_over_V", unknown)
-    most = off.groupby("layer").max().reindex(run.layers)
-    details = [
-        f"{layer}: up to {value:.2g} too low" for layer, value in most.items() if value > BIAS
-    ]
+    details = _at_layers(run, types[types < FEW_TYPES], "min", "{:,.3g} token types")
+    yield Flag("Few token types in the regressions", text, details)
+    off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
     text = (
         "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
         "one from pairs."
     )
+    details = _at_layers(run, off[off > BIAS], "max", "up to {:.2g} too low")
     yield Flag("Few occurrences of each token", text, details)
+
+
+def _gaps(run: Run) -> Flag:
     details = []
     for metric in run.metrics:
         table = run.table(metric)
@@ -191,17 +184,25 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         layers = [layer for layer in run.layers if missing[layer].any()]
         if layers and metric != "intrinsic_dimension_std":
             where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
-            when = (
-                f", {_steps_text(list(missing.index[missing.any(axis=1)]))}"
-                if run.has_steps
-                else ""
-            )
+            steps = list(missing.index[missing.any(axis=1)])
+            when = f", {_steps_text(steps)}" if run.has_steps else ""
             details.append(f"{term(metric).name}: {where}{when}")
     text = (
         "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in "
         "the figures."
     )
-    yield Flag("Missing numbers", text, details)
+    return Flag("Missing numbers", text, details)
+
+
+def _values_of(run: Run, metric: str) -> "pd.Series[float]":
+    """A metric by step and layer; NaN where it was not measured."""
+    return run.values.get(metric, run.widths * np.nan)
+
+
+def _at_layers(run: Run, cases: "pd.Series[float]", end: str, text: str) -> list[str]:
+    """A line for each layer with cases, on their ``"min"`` or ``"max"``."""
+    ends = cases.groupby("layer").agg(end).reindex(run.layers).dropna()
+    return [f"{layer}: {text.format(value)}" for layer, value in ends.items()]
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
@@ -243,7 +244,7 @@ def outlier_steps(run: Run) -> list[int]:
 def _few_make_them(run: Run) -> Iterator[Flag]:
     """What massive rows or one coordinate make: at each layer where they hold most."""
     known = run.values[[key for key in run.values if is_without(str(key))]]
-    cases: dict[str, dict[str, tuple[float, str]]] = {kind: {} for kind in KINDS}
+    cases: list[tuple[float, str, str, str]] = []
     for place in known.index[known.notna().any(axis=1)]:
         step, layer = place
         values = {str(key): value for key, value in run.values.loc[place].dropna().items()}
@@ -251,27 +252,18 @@ def _few_make_them(run: Run) -> Iterator[Flag]:
         when = f" at step {step:,}" if run.has_steps else ""
         for kind, text in findings(values, errors).items():
             share = values.get(KINDS[kind].share, 0.0)
-            if share >= cases[kind].get(layer, (0.0, ""))[0]:
-                cases[kind][layer] = share, f"{layer}{when}: {text}"
+            cases.append((share, kind, layer, f"{layer}{when}: {text}"))
+    cases.sort(key=itemgetter(0))
+    worst = {(kind, layer): text for _, kind, layer, text in cases}
     for kind, (title, remedy, *_) in KINDS.items():
         text = f"What is left without them has other numbers, by more than a tenth. {remedy}"
-        yield Flag(
-            title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]]
-        )
-
-
-def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str) -> list[str]:
-    if values is None:
-        return []
-    low = values[values < least].groupby("layer").min()
-    return [f"{layer}: {low[layer]:,.3g} {what}" for layer in run.layers if layer in low]
+        details = [worst[kind, layer] for layer in run.layers if (kind, layer) in worst]
+        yield Flag(title, text, details)
 
 
 def _near_copies(run: Run) -> list[str]:
-    keys = ["intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points"]
-    if not {*keys} <= set(run.values):
-        return []
-    dimension, at_next, num_points = (run.values[key] for key in keys)
+    keys = ("intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points")
+    dimension, at_next, num_points = (_values_of(run, key) for key in keys)
     error = np.sqrt(
         (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
     )
