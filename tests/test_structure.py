@@ -57,7 +57,7 @@ FOREIGN = {
         "_runtime_utils",
     },
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
-    "options.py": {"_actions", "_get_option_tuples"},  # argparse
+    "options.py": {"_actions"},  # argparse
     "training/lightning.py": {"_generate_state_key"},  # lightning
 }
 """Private names of other packages, by the one module that uses them: see "Versions" in

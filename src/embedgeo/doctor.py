@@ -316,7 +316,7 @@ def _held_bytes(
     errors; 0 of another package's.
     """
     num_groups = geometry.settings["jackknife"]
-    has_types = has_ids and geometry.settings["rows"] not in ("mean", "max")
+    has_types = has_ids and geometry.settings["rows"] != "mean"
     most_types = geometry.inputs.num_token_types if has_types else 0
     guess = model_width(geometry.model)
     held = Counter[str]()

@@ -96,7 +96,8 @@ class _Parser(ArgumentParser):
         )
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            hint = did_you_mean(unknown[1], of_command._option_string_actions, 0.75)
+            known = (name for action in of_command._actions for name in action.option_strings)
+            hint = did_you_mean(unknown[1], known, 0.75)
             message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         print(

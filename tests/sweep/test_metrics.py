@@ -44,7 +44,7 @@ def observed(folder, make, rows="tokens"):
     }
 
 
-STREAMING = {"metrics": "embedgeo.streaming_metrics", "rows": "max"}
+STREAMING = {"metrics": "embedgeo.streaming_metrics", "rows": "mean"}
 FULL = {"metrics": "embedgeo.full_metrics", "rows": "last"}
 SOME = {
     "rows": "first",

@@ -5,6 +5,7 @@ import warnings
 import pandas as pd
 import pytest
 import torch
+from torch.utils.data import DataLoader, RandomSampler
 
 from embedgeo import Drift, full_metrics
 from tests.models import hooks
@@ -105,6 +106,17 @@ def test_what_passes_of_theirs_leave_in_modules_is_taken_out(way, tmp_path):
     assert_same_training(plain, run)
     outputs = [each.model(**batches(1)[0]).logits for each in (plain, run)]
     assert torch.equal(*outputs)
+
+
+@every_way
+def test_what_a_probe_draws_from_its_loaders_generator_is_put_back(way, tmp_path):
+    generator = torch.Generator().manual_seed(1)  # training may share it
+    rows = [{key: values[0] for key, values in batch.items()} for batch in batches(8, seed=50)]
+    shuffled = DataLoader(rows, 2, sampler=RandomSampler(rows, generator=generator))
+    before = generator.get_state()
+    run = train(way, tmp_path, {"every_n_steps": 4, "probe": shuffled, **OPTIONS})
+    assert steps(run.monitors[0]) == [0, 4, 7]
+    assert generator.get_state().equal(before)
 
 
 @every_way

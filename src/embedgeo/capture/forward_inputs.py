@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +61,7 @@ class SeveralStreamsError(ValueError):
     """A hidden state has a row for each token in each of several residual streams."""
 
 
-def require_exclusions(
-    skip_first_positions: int, ignore_token_ids: Sequence[int] | Literal["special"]
-) -> None:
+def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
     """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
     if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
         raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
@@ -789,7 +787,10 @@ class ForwardInputs:
                     "ignore_token_ids needs token ids; the model was given none. Give token_ids=."
                 )
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
-            mask = _intersection(mask, ~torch.isin(token_ids, ignored))
+            kept = ~torch.isin(token_ids, ignored)
+            # positions before those of this call are in a cache
+            own = mask if mask is None else mask[..., -kept.shape[-1] :].to(kept.device)
+            mask = kept if own is None else own & kept
         return None if mask is None else mask[..., -shape[-1] :]
 
     def _is_channels_first(self, shape: torch.Size) -> bool:
@@ -860,13 +861,6 @@ def _require_integers(ids: Tensor, name: str) -> Tensor:
     if not _is_integer(ids):
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
     return ids
-
-
-def _intersection(mask: Tensor | None, kept: Tensor) -> Tensor:
-    """The positions of both, of a mask those of ``kept`` at its end: those before are in a
-    cache.
-    """
-    return kept if mask is None else mask[..., -kept.shape[-1] :].to(kept.device) & kept
 
 
 def whole_sequences(hidden: Tensor, mesh: DeviceMesh, inputs: Sequence[Tensor]) -> Tensor:

@@ -1,5 +1,5 @@
-"""Units that are rows in place of tokens: a sequence, as the mean, maximum, first or last of its
-tokens, or a word.
+"""Units that are rows in place of tokens: a sequence, as the mean, first or last of its tokens,
+or a word.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -11,9 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.rows import BatchIds, RowIds, on_cpu, require_arithmetic
 
-RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
-"""Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or
-last; or a word.
+RowUnit = Literal["tokens", "mean", "first", "last", "words"]
+"""Units that are rows: a token; a sequence, as the mean of its tokens, its first or last; or a
+word.
 """
 
 # of the polynomial in `spellings`: a multiplier of random number generators
@@ -64,13 +64,13 @@ def pool_tokens(
     hidden: Tensor,
     token_ids: Tensor | None,
     mask: Tensor | None,
-    rows: Literal["tokens", "mean", "max", "first", "last"],
+    rows: Literal["tokens", "mean", "first", "last"],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first
-    or last of them.
+    """Reduce each sequence to one row of the tokens that count: their mean, or the first or last
+    of them.
 
     Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask
-    become those of the sequences: no ids for means and maxima; a mask, False where no token counts,
+    become those of the sequences: no ids for means; a mask, False where no token counts,
     or None. All is kept for ``"tokens"``. Ids and masks are best on the CPU: no device is then
     waited for.
     """
@@ -88,10 +88,8 @@ def pool_tokens(
     kept = None if bool(some.all()) else some
     if hidden.shape[1] == 0 and rows != "mean":
         return hidden.new_zeros(len(hidden), hidden.shape[2]), None, kept
-    if rows in ("mean", "max"):
+    if rows == "mean":
         left_out = ~counts[..., None].to(hidden.device)
-        if rows == "max":
-            return hidden.masked_fill(left_out, -torch.inf).amax(1), None, kept
         total = hidden.masked_fill(left_out, 0).sum(1, dtype=accumulator_dtype(hidden.device))
         mean = total / counts.sum(1, keepdim=True).clamp(min=1).to(hidden.device)
         return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept

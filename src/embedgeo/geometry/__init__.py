@@ -429,7 +429,7 @@ class Geometry:
             given: whether token ids are given, and not read from the model.
         """
         unit = self.settings["rows"]
-        if unit in ("mean", "max") or not (given or self.inputs.tables or self.part):
+        if unit == "mean" or not (given or self.inputs.tables or self.part):
             return 0
         num_types = num_rows * num_ranks if unit == "words" else self.inputs.num_token_types
         width = model_width(self.model) or _UNKNOWN_WIDTH
@@ -692,13 +692,12 @@ def observe(
             `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"``
-            (in each coordinate), the ``"first"`` or the ``"last"`` of its tokens that count. Means
-            and maxima have no token ids: the metrics that need them are absent. Or a word
-            (``"words"``), by the mean of its tokens that count; words of the same token ids are a
-            token type. Averaging makes norms smaller, the more so the more tokens a word has, and
-            rare words have more: do not compare Q, M and V of words of different lengths (Yamagiwa
-            & Shimodaira 2025, appendix J).
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the
+            ``"first"`` or the ``"last"`` of its tokens that count. Means have no token ids: the
+            metrics that need them are absent. Or a word (``"words"``), by the mean of its tokens
+            that count; words of the same token ids are a token type. Averaging makes norms smaller,
+            the more so the more tokens a word has, and rare words have more: do not compare Q, M
+            and V of words of different lengths (Yamagiwa & Shimodaira 2025, appendix J).
         token_ids: the token ids, or a function that returns those of a batch; default: those that
             the input embedding is called with. The batch is what the model is called with: its only
             argument, as in ``model(batch)``, or a dict of its arguments by name, as in
@@ -756,7 +755,7 @@ def observe(
             "leave out all of them, or the batches are empty.",
             stacklevel=3,
         )
-    if geometry.inputs.has_unread_ids and token_ids is None and rows not in ("mean", "max"):
+    if geometry.inputs.has_unread_ids and token_ids is None and rows != "mean":
         warnings.warn(
             "The model is given input_ids, but no embedding table of the measured part is called "
             "with them, so values over token types are absent. Give token_ids=.",

@@ -438,16 +438,6 @@ class GeometryMetric(Metric):
                 without.store(state)
             yield without
 
-    def plot(self, *args: Any, **kwargs: Any) -> Any:
-        """Metrics do not draw themselves.
-
-        Raises:
-            NotImplementedError: always; it says what does.
-        """
-        raise NotImplementedError(
-            "metrics have no plot(): embedgeo.plot(results, kind) draws them."
-        )
-
     def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
         return KeyMetric(self, key)
 
@@ -640,7 +630,3 @@ class KeyMetric(CompositionalMetric):
 
     def __init__(self, metric: Metric, key: str) -> None:
         super().__init__(itemgetter(key), metric, None)
-        self.key = key
-
-    def __repr__(self) -> str:
-        return f"{self.metric_a!r}[{self.key!r}]"

@@ -162,40 +162,21 @@ def streaming_metrics(
     return [EmbeddingMoments(dim), *others]
 
 
-def full_metrics(
-    dim: int,
-    seed: int = 0,
-    *,
-    count_range: tuple[int, int] | None = None,
-    spectrum: bool = True,
-    discard_fraction: float = 0.1,
-    id_batches: int = 4,
-    anisotropy_batch: int | None = 4096,
-    after_processing: bool = True,
-    removed_directions: Sequence[int] = (),
-    extra: Sequence[str] = EXTRA_METRICS,
-    unembedding: Tensor | None = None,
-) -> list[Metric]:
-    """Every number there is: `default_metrics` with all that can be added to them.
+full_metrics = partial(
+    default_metrics,
+    spectrum=True,
+    id_batches=4,
+    anisotropy_batch=4096,
+    after_processing=True,
+    extra=EXTRA_METRICS,
+)
+"""Every number there is: `default_metrics` with all that can be added to them.
 
-    That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of
-    4096 rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all
-    `extra_metrics`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
-    batches of rows.
-    """
-    return default_metrics(
-        dim,
-        seed,
-        count_range=count_range,
-        spectrum=spectrum,
-        discard_fraction=discard_fraction,
-        id_batches=id_batches,
-        anisotropy_batch=anisotropy_batch,
-        after_processing=after_processing,
-        removed_directions=removed_directions,
-        extra=extra,
-        unembedding=unembedding,
-    )
+That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096
+rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all
+`extra_metrics`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
+batches of rows.
+"""
 
 
 def table_bytes(

@@ -361,10 +361,13 @@ class IntrinsicDimension(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         num_points = rows.measured.get("n_points", rows.n)
         return {
-            **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
+            **rows.simulated(
+                _OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim, 1), num_points
+            ),
+            # of as many rows in all, however many types there are
             **rows.simulated(
                 _BETWEEN,
-                lambda n, dim: _gaussian_between(_power(n), dim),
+                lambda n, dim: _gaussian_twonn(_power(n), dim, 4096 >> _power(n)),
                 rows.value("n_points_between"),
             ),
             **{
@@ -537,19 +540,14 @@ def _power(n: int) -> int:
 
 
 @cache
-def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
-    rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
-    found = twonn_dimension(rows)
-    values = zip(_OF_TWONN, (found.dimension, found.next_scale), strict=True)
-    return {key: float(f"{value:.4g}") for key, value in values}
-
-
-@cache
-def _gaussian_between(power: int, dim: int) -> dict[str, float]:
-    """The mean over clouds of 2**power rows, of as many rows in all as the largest has."""
+def _gaussian_twonn(power: int, dim: int, num_clouds: int) -> dict[str, float]:
+    """The mean over clouds of 2**power rows."""
     generator = torch.Generator().manual_seed(0)
-    found = [
-        twonn_dimension(torch.randn(2**power, dim, generator=generator)).dimension
-        for _ in range(2 ** (12 - power))
-    ]
-    return dict.fromkeys(_BETWEEN, float(f"{sum(found) / len(found):.4g}"))
+    clouds = (torch.randn(2**power, dim, generator=generator) for _ in range(num_clouds))
+    found = [*map(twonn_dimension, clouds)]
+    dimension, next_scale = (
+        float(f"{sum(values) / num_clouds:.4g}")
+        for values in ([each.dimension for each in found], [each.next_scale for each in found])
+    )
+    values = dimension, next_scale, dimension
+    return dict(zip((*_OF_TWONN, *_BETWEEN), values, strict=True))

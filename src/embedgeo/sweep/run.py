@@ -85,14 +85,15 @@ def _prepared_texts(
 
 def _text_entry(settings: SweepSettings, text: ProbeText) -> dict[str, Any]:
     """What the manifest says of the text of a model."""
+    counts = text.type_counts
     entry: dict[str, Any] = {
         "sha256": text.text_sha256,
         "tokens_sha256": text.sha256,
         "num_sequences": len(text.lengths),
         "num_tokens": len(text.token_ids),
-        "num_ordinary_tokens": text.num_ordinary,
-        "num_types": text.num_types,
-        "num_types_once": text.num_types_once,
+        "num_ordinary_tokens": int(counts.sum()),
+        "num_types": len(counts),
+        "num_types_once": int((counts == 1).sum()),
     }
     if text.begins_with:
         entry["begins_with"] = text.begins_with

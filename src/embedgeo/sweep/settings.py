@@ -65,8 +65,8 @@ class SweepSettings:
         batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between
             them or as a list.
-        rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its
-            ``first`` or its ``last``; or one of the ``words``: the mean of a word's tokens.
+        rows: what a row is: one of the ``tokens``; the ``mean`` of a sequence's, its ``first`` or
+            its ``last``; or one of the ``words``: the mean of a word's tokens.
         types: what a token type is: an ``id`` of the vocabulary; or a ``string``: tokens that
             differ in the tokenizer's mark of a word's start or continuation alone (``##``, ``Ġ``,
             ``▁``) are of one, apart from special tokens and those of ``ignore_token_ids``.
@@ -146,7 +146,7 @@ class SweepSettings:
     seq_len: int | None = None
     batch_size: int = 8
     layers: str | list[str] = "blocks"
-    rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
+    rows: Literal["tokens", "mean", "first", "last", "words"] = "tokens"
     types: Literal["id", "string"] = "id"
     metrics: str = "embedgeo.default_metrics"
     count_range: Sequence[int] = ()
@@ -247,13 +247,13 @@ class SweepSettings:
             raise ValueError(
                 f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {counts!r}."
             )
-        if self.rows in ("mean", "max") and (counts or self.token_tables):
+        if self.rows == "mean" and (counts or self.token_tables):
             raise ValueError(
                 f"count_range and token_tables need token types; --rows {self.rows} has none. "
                 "Take other rows."
             )
         if self.types == "string" and (
-            self.rows in ("mean", "max", "words") or "next_token" in self.extra_names
+            self.rows in ("mean", "words") or "next_token" in self.extra_names
         ):
             raise ValueError(
                 f"types string needs rows that are tokens, and no next_token, which goes by ids; "

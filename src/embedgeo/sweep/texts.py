@@ -72,15 +72,11 @@ class ProbeText:
     types: Tensor | None = None  # of each token, where these are not the ids
     # by token type, or type of words, for tables of them
     token_texts: Mapping[int, str] = field(default_factory=dict)
-    # mean number of tokens of the words of each type
-    type_sizes: Mapping[int, float] = field(default_factory=dict)
     num_cut: int = 0  # texts that were longer
     skip_first_positions: int = 0  # of each text, which are no rows
     ignore_token_ids: tuple[int, ...] = ()  # which are no rows
     begins_with: str = ""  # what each text of a decoder begins with, in words
-    num_ordinary: int = 0  # tokens that are not special
-    num_types: int = 0  # of these tokens
-    num_types_once: int = 0  # that occur once
+    special_token_ids: Sequence[int] = ()
     text_sha256: str = ""  # of the documents, or of the texts taken from a dataset
 
     @property
@@ -95,6 +91,23 @@ class ProbeText:
         places = torch.arange(len(self.token_ids)) - starts
         ignored = torch.tensor(self.ignore_token_ids, dtype=torch.int64)
         return (places >= self.skip_first_positions) & ~torch.isin(self.token_ids, ignored)
+
+    @property
+    def type_counts(self) -> Tensor:
+        """Number of tokens of each type, those that are special apart."""
+        types = self.token_ids if self.types is None else self.types
+        special = self.token_ids.new_tensor(self.special_token_ids)
+        return types[~torch.isin(self.token_ids, special)].unique(return_counts=True)[1]
+
+    @property
+    def type_sizes(self) -> Mapping[int, float]:
+        """Mean number of tokens that count in the words of each type; NaN where none does."""
+        if self.words is None:
+            return {}
+        counts = self.counted & (self.words.word_ids >= 0)
+        types = self.words.word_types[counts]
+        words = torch.stack((types, self.words.word_ids[counts])).unique(dim=1)[0]
+        return dict(enumerate((types.bincount() / words.bincount()).tolist()))
 
     @property
     def sha256(self) -> str:
@@ -157,7 +170,8 @@ def prepare_texts(
         folder = Path(name)
         lines: list[str] = []
         for model_name, checkpoints in models.items():
-            model, for_encoder = _first_model(checkpoints, settings, folder)
+            model = _first_model(checkpoints, settings, folder)
+            for_encoder = model is not None and loading.is_encoder_model(model)
             fitted = settings if model is None else _with_positions(settings, model)
             if fitted.length < settings.length:
                 lines.append(
@@ -209,10 +223,8 @@ def by_model(plan: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
 
 def _first_model(
     plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
-) -> tuple[nn.Module | None, bool]:
-    """The first model of the plan that loads, without weights if possible, if any; and whether it
-    is an encoder.
-    """
+) -> nn.Module | None:
+    """The first model of the plan that loads, without weights if possible, if any."""
     trusted = settings.trust_remote_code
     for checkpoint in plan:
         with suppress(Exception):
@@ -224,8 +236,8 @@ def _first_model(
                 )
                 require_one_side(config)
                 model = loading.empty_model(config, trust_remote_code=trusted)
-            return model, loading.is_encoder_model(model)
-    return None, False
+            return model
+    return None
 
 
 def require_one_side(config: PreTrainedConfig) -> None:
@@ -284,9 +296,7 @@ def _tokenize(
     if for_encoder and tokenizer.mask_token_id is not None:
         drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
         masked = drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
-    ordinary = ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
-    counts = (token_ids if types is None else types)[ordinary].unique(return_counts=True)[1]
-    text = ProbeText(
+    return ProbeText(
         token_ids,
         tokenized.lengths,
         masked=masked,
@@ -298,12 +308,9 @@ def _tokenize(
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         begins_with=begins_with,
-        num_ordinary=int(counts.sum()),
-        num_types=len(counts),
-        num_types_once=int((counts == 1).sum()),
+        special_token_ids=special,
         text_sha256=sha256 or digest.hexdigest(),
     )
-    return replace(text, type_sizes=_type_sizes(text))
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
@@ -323,16 +330,12 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         ids = torch.from_numpy(ids[:num_sequences, :length].astype(np.int64))
         if not ids.numel() or int(ids.min()) < 0:
             raise ValueError(f"{settings.num_tokens} tokens make no sequence, or one is negative")
-    counts = ids.unique(return_counts=True)[1]
     return ProbeText(
         ids.flatten(),
         torch.full((len(ids),), length),
         token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
-        num_ordinary=ids.numel(),
-        num_types=len(counts),
-        num_types_once=int((counts == 1).sum()),
         text_sha256=hashed_file(path).digest,
     )
 
@@ -353,23 +356,6 @@ def string_types(
             mark = next((mark for mark in _MARKS if piece.startswith(mark) and piece != mark), "")
             types[token_id] = first.setdefault(piece.removeprefix(mark), token_id)
     return types[token_ids]
-
-
-def _counted_types(text: ProbeText) -> Tensor:
-    """The types of the tokens or words that count."""
-    if text.words is None:
-        return (text.token_ids if text.types is None else text.types)[text.counted]
-    words = torch.stack((text.words.word_types, text.words.word_ids))
-    return words[:, text.counted & (text.words.word_ids >= 0)].unique(dim=1)[0]
-
-
-def _type_sizes(text: ProbeText) -> Mapping[int, float]:
-    """Mean number of tokens that count in the words of each type; NaN where none does."""
-    if text.words is None:
-        return {}
-    counted = text.counted & (text.words.word_ids >= 0)
-    sizes = text.words.word_types[counted].bincount() / _counted_types(text).bincount()
-    return dict(enumerate(sizes.tolist()))
 
 
 def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> None:

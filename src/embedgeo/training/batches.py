@@ -1,9 +1,11 @@
-"""The training batches on which the last weights are measured."""
+"""The training batches on which the last weights are measured, and what loaders draw from."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -50,3 +52,17 @@ def _num_sequences(batch: Any) -> int:
     if isinstance(batch, Mapping | list | tuple):
         return next(filter(None, map(_num_sequences, parts)), 0)
     return 0
+
+
+@contextmanager
+def kept_generators(loader: object) -> Iterator[None]:
+    """Puts the generators that a loader draws from back on exit: training may share them."""
+    batches = getattr(loader, "batch_sampler", None)
+    parts = loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)
+    drawn = [getattr(part, "generator", None) for part in parts]
+    states = [(each, each.get_state()) for each in drawn if isinstance(each, torch.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)

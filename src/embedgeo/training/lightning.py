@@ -71,8 +71,8 @@ class GeometryMonitor(Monitor, Callback):
         on_error: ``"warn"``: a failure of the monitor turns it off, on all ranks, with one warning,
             and training goes on; ``"raise"``: it is raised in the training loop.
         seed: seed of the rows that the default metrics sample, 0 or more and less than 2**63.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the
-            ``"max"``, the ``"first"`` or the ``"last"`` of its tokens that count; or a word
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``,
+            the ``"first"`` or the ``"last"`` of its tokens that count; or a word
             (``"words"``), by the mean of its tokens that count: see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at:
             on the probe, or on the last full training batches (of ``window`` steps, not those left

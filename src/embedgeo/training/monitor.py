@@ -56,7 +56,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.batches import LastBatches
+from embedgeo.training.batches import LastBatches, kept_generators
 from embedgeo.training.distributed import PipelineStage, kept_sharded
 from embedgeo.training.loggers import Illustrations
 from embedgeo.training.plan import (
@@ -796,6 +796,7 @@ class Monitor(ABC):
         rank = current_rank(self._row_group) if is_shared else 0
         num_batches = 0
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
+            stack.enter_context(kept_generators(batches))
             stack.enter_context(kept_state(run.model))
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)

@@ -50,7 +50,7 @@ def plan_sentences(
     width = model_width(geometry.model) or 0
     made = geometry.make_metrics(width) if width else []
     own = [each for each in made if isinstance(each, GeometryMetric)]
-    has_types = geometry.settings["rows"] not in ("mean", "max")
+    has_types = geometry.settings["rows"] != "mean"
     has_ids = bool(gives_ids or geometry.inputs.tables or geometry.part)
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"

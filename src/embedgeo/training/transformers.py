@@ -158,7 +158,12 @@ class GeometryCallback(Monitor, TrainerCallback):
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
         state.log_history.append({**means, **epoch, "step": step})
         state.global_step = step  # integrations date values with it
-        handler.callbacks = [each for each in callbacks if _is_integration(each)]
+        # loggers, of ``report_to`` or made from one, and not callbacks that act on logs
+        handler.callbacks = [
+            callback
+            for callback in callbacks
+            if any(each.__module__.startswith(_INTEGRATIONS) for each in type(callback).__mro__)
+        ]
         try:
             handler.on_log(self._trainer.args, state, control, {**scalars, **epoch})
         finally:
@@ -172,11 +177,6 @@ class GeometryCallback(Monitor, TrainerCallback):
             if self._trainer.is_world_process_zero()
             else ()
         )
-
-
-def _is_integration(callback: object) -> bool:
-    """Tell a logger, of ``report_to`` or made from one, from callbacks that act on logs."""
-    return any(each.__module__.startswith(_INTEGRATIONS) for each in type(callback).__mro__)
 
 
 def _calling_trainer() -> Trainer:
