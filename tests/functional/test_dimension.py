@@ -212,10 +212,10 @@ def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
 
 
 def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
-    x = gaussian(3000, 4)
-    x[7] = x[2000]  # copies, one of which is among the first
+    x = gaussian(1500, 4)
+    x[7] = x[1400]  # copies, one of which is among the first
     found = labelled_dimensions(x, RowLabels(None, None))
-    points = torch.cat((x[:2000], x[2001:]))
+    points = torch.cat((x[:1400], x[1401:]))
     distances = torch.cdist(points, points).fill_diagonal_(torch.inf).topk(4, largest=False).values
     assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
     log_mu = (distances[:, 3] / distances[:, 1]).log()

@@ -18,7 +18,6 @@ def test_settings_are_put_back_also_after_an_exception(setting):
     try:
         expected = settings_now()
         with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu")):
-            assert torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
             _ = 1 / 0
         assert settings_now() == expected
     finally:
