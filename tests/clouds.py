@@ -7,7 +7,7 @@ import torch
 from tests.data import gaussian
 
 
-def manifold(n=300, dim=768, intrinsic=12):
+def manifold(n=200, dim=384, intrinsic=12):
     return torch.tanh(gaussian(n, intrinsic) @ gaussian(intrinsic, dim, seed=1) / 4)
 
 
@@ -49,7 +49,7 @@ CLOUDS = {
     "one dimension": gaussian(300, 1),
     "manifold": manifold(),
     "mean 1000 x std": 1000 + gaussian(300, 48),
-    "manifold at mean 1000 x std": 1000 + manifold(200),
+    "manifold at mean 1000 x std": 1000 + manifold(),
     "clusters": clusters(),
     "tight clusters": 1000 + 1e-3 * clusters(),
     "huge": 1e25 * gaussian(300, 16),

@@ -1,6 +1,8 @@
 """Rows, token ids and comparisons that several tests use."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -87,53 +89,44 @@ def all_nan(values) -> bool:
     return all(math.isnan(value) for value in values.values())
 
 
-def listed_metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind and with each optional part, of the kinds that tests know more of
-    than what all share.
+_LISTED: dict[str, Callable[..., Metric]] = {
+    "EmbeddingMoments": EmbeddingMoments,
+    "TokenMoments": partial(TokenMoments, regression_count_range=(2, 1000)),
+    "TokenMoments in a count range": partial(
+        TokenMoments, count_range=(2, 9), regression_count_range=(2, 1000)
+    ),
+    "Anisotropy": Anisotropy,
+    "Anisotropy with all parts": partial(Anisotropy, spectrum=True, batch_size=7),
+    "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
+    "IntrinsicDimension at scales": partial(
+        IntrinsicDimension, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4)
+    ),
+    "AfterProcessing": partial(AfterProcessing, sample_size=200),
+    "OutlierCoordinates": OutlierCoordinates,
+    "NextTokenGeometry": NextTokenGeometry,
+    "TokenSimilarity": TokenSimilarity,
+}
+"""One metric of each kind and with each optional part, of the kinds that tests know more of than
+what all share.
+"""
 
-    ``seed`` is that of intrinsic dimensions.
-    """
-    return {
-        "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
-        "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
-        "TokenMoments in a count range": TokenMoments(
-            dim, (2, 9), regression_count_range=(2, 1000), **kwargs
-        ),
-        "Anisotropy": Anisotropy(dim, **kwargs),
-        "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
-        "IntrinsicDimension": IntrinsicDimension(
-            dim, batch_size=20, num_batches=2, seed=seed, **kwargs
-        ),
-        "IntrinsicDimension at scales": IntrinsicDimension(
-            dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), seed=seed, **kwargs
-        ),
-        "AfterProcessing": AfterProcessing(dim, sample_size=200, seed=seed, **kwargs),
-        "OutlierCoordinates": OutlierCoordinates(dim, **kwargs),
-        "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
-        "TokenSimilarity": TokenSimilarity(dim, **kwargs),
-    }
-
-
-LISTED = list(listed_metrics(1))
+LISTED = list(_LISTED)
 
 OTHER_METRICS = [
     kind
     for kind in metric_classes()
-    if kind.__module__.startswith("embedgeo.metrics.")
-    and kind not in {*map(type, listed_metrics(1).values())}
+    if kind.__module__.startswith("embedgeo.metrics.") and kind.__name__ not in LISTED
 ]
-"""The package's further classes of metrics.
-"""
+"""The package's further classes of metrics, which are made of the width alone."""
+
+_ALL = _LISTED | {kind.__name__: kind for kind in OTHER_METRICS}
+KINDS = list(_ALL)
 
 
-def metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind: those listed, and the others, which are made of the width alone."""
-    return listed_metrics(dim, seed=seed, **kwargs) | {
-        kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS
-    }
-
-
-KINDS = list(metrics(1))
+def new_metric(kind: str, dim: int = 4, *, seed: int = 0) -> Metric:
+    """A metric of one of `KINDS`; ``seed`` is that of those that draw rows."""
+    draws = kind.startswith(("IntrinsicDimension", "AfterProcessing"))
+    return _ALL[kind](dim, **({"seed": seed} if draws else {}))
 
 
 def updated(

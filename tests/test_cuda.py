@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedgeo import Drift, StepMonitor, observe
-from tests.data import KINDS, assert_values, metrics, texts
+from tests.data import KINDS, assert_values, new_metric, texts
 from tests.models import gpt_neox, token_batch
 from tests.pretended import COMPILER, GPU, pretended
 
@@ -33,7 +33,7 @@ def test_values_are_those_of_the_cpu_for_mixed_devices_and_dtypes(kind):
         (slice(400, 700), torch.float32, "cpu", GPU),
         (slice(700, 900), torch.float64, GPU, GPU),
     ]
-    on_gpu, on_cpu, late = (metrics(24, seed=seed)[kind] for seed in (0, 0, 1))
+    on_gpu, on_cpu, late = (new_metric(kind, 24, seed=seed) for seed in (0, 0, 1))
     for part, dtype, ids_on, mask_on in batches:
         rows = x[part].to(dtype)
         given = ids[part], mask[part], sequences[part]

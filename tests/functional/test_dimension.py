@@ -27,11 +27,14 @@ def embedded(intrinsic, dim=40, n=2000):
     return torch.rand(n, intrinsic, generator=generator(), dtype=torch.float64) @ axes.T
 
 
-@pytest.mark.parametrize("discard_fraction", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("discard_fraction", [0.1, 0.8])
+@pytest.mark.parametrize(
+    ("dtype", "mean"),
+    [(torch.float64, 0.0), (torch.float32, 1000.0), (torch.bfloat16, 0.0)],
+    ids=str,
+)
 def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
-    x = (mean + embedded(5, dim=30, n=701)).to(torch.float32 if mean else dtype)
+    x = (mean + embedded(5, dim=30, n=701)).to(dtype)
     estimate = twonn_dimension(x, discard_fraction=discard_fraction)
     expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(
         merge_duplicates(x).double().numpy()
@@ -85,17 +88,12 @@ def grid(side=10):
 
 @pytest.mark.parametrize(
     "x",
-    [
-        torch.ones(50, 4),
-        torch.eye(20),
-        grid(),
-        torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]]))),
-    ],
-    ids=["equal", "simplex", "grid", "grid and two others"],
+    [grid(), torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]])))],
+    ids=["grid", "grid and two others"],
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_rows_without_a_distance_ratio_have_no_dimension(x, dtype):
-    assert math.isnan(twonn_dimension(x.to(dtype)).dimension)
+def test_rows_all_but_two_of_whose_ratios_are_1_have_no_dimension_of_a_fit(x):
+    assert math.isnan(twonn_dimension(x).dimension)
+    assert gride_dimensions(x, (2, 8)).dimensions.isfinite().all()
 
 
 def test_a_fit_of_fewer_than_two_ratios_is_undefined():
@@ -151,13 +149,8 @@ def test_values_and_errors_are_those_of_dadapy(name):
         got.errors[:found], torch.tensor(expected["errors"]).double(), rtol=1e-6, atol=0
     )
     assert got.dimensions[found:].isnan().all()
-
-
-@pytest.mark.parametrize("name", DADAPY)
-def test_twonn_is_that_of_dadapy(name):
-    x = torch.from_numpy(CLOUDS[name])
-    got = twonn_dimension(x, duplicate_tolerance=0).dimension
-    assert got == pytest.approx(DADAPY[name]["twonn"]["base"], rel=1e-5)  # curve_fit is not exact
+    twonn = twonn_dimension(x, duplicate_tolerance=0).dimension
+    assert twonn == pytest.approx(expected["twonn"]["base"], rel=1e-5)  # curve_fit is not exact
 
 
 def test_scales_for_which_there_are_too_few_rows_are_undefined():
@@ -185,11 +178,7 @@ def test_rows_without_ratios_have_no_dimension(x):
     got = gride_dimensions(x, (1, 4))
     assert got.dimensions.isnan().all()
     assert got.errors.isnan().all()
-
-
-def test_rows_on_a_grid_have_a_finite_dimension_where_some_ratios_are_1():
-    grid = torch.cartesian_prod(torch.arange(20.0), torch.arange(20.0))
-    assert gride_dimensions(grid, (2, 8)).dimensions.isfinite().all()
+    assert math.isnan(twonn_dimension(x).dimension)
 
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
@@ -208,11 +197,11 @@ def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
 
 
 def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
-    x = gaussian(3000, 4)
-    x[7] = x[2000]  # copies, one of which is among the first
+    x = gaussian(1500, 4)
+    x[7] = x[1400]  # copies, one of which is among the first
     found = labelled_dimensions(x, RowLabels(None, None))
-    points = torch.cat((x[:2000], x[2001:]))
-    distances = torch.cdist(points, points).fill_diagonal_(torch.inf).sort(1).values
+    points = torch.cat((x[:1400], x[1401:]))
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf).topk(4, largest=False).values
     assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
     log_mu = (distances[:, 3] / distances[:, 1]).log()
     of_first = most_likely_dimension(log_mu[:FAR_SIGHTED], 2)

@@ -11,24 +11,17 @@ def settings_now():
     return [torch.get_float32_matmul_precision(), *(backend.fp32_precision for backend in backends)]
 
 
-@pytest.fixture(params=["highest", "high", "medium"])
-def process_setting(request):
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_settings_are_put_back_also_after_an_exception(setting):
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(request.param)
-    yield settings_now()
-    torch.set_float32_matmul_precision(before)
-
-
-def test_settings_are_put_back(process_setting):
-    with matmul_precision(torch.device("cpu")):
-        assert torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
-    assert settings_now() == process_setting
-
-
-def test_settings_are_put_back_after_an_exception(process_setting):
-    with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu")):
-        _ = 1 / 0
-    assert settings_now() == process_setting
+    torch.set_float32_matmul_precision(setting)
+    try:
+        expected = settings_now()
+        with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu")):
+            _ = 1 / 0
+        assert settings_now() == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_autocast_is_set_aside_and_put_back():

@@ -22,7 +22,7 @@ from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, table_bytes
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
-from tests.data import metrics as every_metric
+from tests.data import KINDS, new_metric
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.runs import TinyLM, fit, steps
@@ -49,9 +49,9 @@ def test_what_only_a_scatter_tells_keeps_it():
 
 
 @pytest.mark.parametrize("n", [7, 5000])
-@pytest.mark.parametrize("kind", every_metric(1))
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
-    metric = every_metric(8)[kind]
+    metric = new_metric(kind, 8)
     metric.update(
         torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
     )

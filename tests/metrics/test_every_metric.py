@@ -21,7 +21,7 @@ from tests.data import (
     assert_values,
     floats,
     gaussian,
-    metrics,
+    new_metric,
     texts,
     token_rows,
     updated,
@@ -63,6 +63,10 @@ def rows(seed=0):
     return token_rows(N, DIM, mean=100.0, seed=seed)
 
 
+def values_of(kind, *rows_and_parts):
+    return updated(new_metric(kind), *rows_and_parts).compute()
+
+
 def independent_of_updates(kind, values):
     return {
         key: v
@@ -73,7 +77,7 @@ def independent_of_updates(kind, values):
 
 @KIND
 def test_every_key_has_a_term(kind):
-    metric = metrics(DIM)[kind]
+    metric = new_metric(kind)
     values = updated(metric, *rows()).compute()
     assert values
     assert [
@@ -86,7 +90,7 @@ def test_every_key_has_a_term(kind):
 def test_any_split_of_whole_sequences_gives_the_same(kind):
     x, ids, sequences = texts(200, DIM, mean=100.0)
     numbers = (sequences + 5) // 10**12
-    whole = metrics(DIM)[kind]
+    whole = new_metric(kind)
     whole.update(x, ids, sequence_ids=sequences)
     of_order = ("anisotropy_batch", *(["V_"] if kind == "EmbeddingMoments" else []))
     expected = {
@@ -95,9 +99,9 @@ def test_any_split_of_whole_sequences_gives_the_same(kind):
         if not key.startswith(of_order) or key == "V_over_Q"
     }
     for place in (numbers % 3, (numbers == 4).long(), (numbers < 0).long()):
-        in_parts, merged = metrics(DIM)[kind], part_of(kind, 3)
+        in_parts, merged = new_metric(kind), new_metric(kind, seed=3)
         for index in range(3):
-            part = part_of(kind, index)
+            part = new_metric(kind, seed=index)
             for metric in (in_parts, part):
                 metric.update(
                     x[place == index],
@@ -124,34 +128,27 @@ SPLITS = (
 def test_any_split_over_updates_and_forward_gives_the_same(kind):
     x, ids = rows()
     random_state = torch.get_rng_state()
-    whole = updated(metrics(DIM)[kind], x, ids).compute()
+    whole = values_of(kind, x, ids)
     expected = independent_of_updates(kind, whole)
     assert torch.get_rng_state().equal(random_state)
     for parts in SPLITS:
-        values = updated(metrics(DIM)[kind], x, ids, parts).compute()
+        values = values_of(kind, x, ids, parts)
         assert whole.keys() == values.keys()
         assert_values(values, expected, rtol=1e-9)
-    forward = metrics(DIM)[kind]
+    forward = new_metric(kind)
     for part in SPLITS[0]:
         batch = forward(x[part], ids[part])
-        assert_values(batch, updated(metrics(DIM)[kind], x[part], ids[part]).compute(), rtol=1e-12)
+        assert_values(batch, values_of(kind, x[part], ids[part]), rtol=1e-12)
     assert_values(forward.compute(), expected, rtol=1e-9)
-
-
-def part_of(kind, index, **kwargs):
-    """One of several metrics to be merged: those that sample need different seeds."""
-    return metrics(DIM, seed=index, **kwargs)[kind]
 
 
 @KIND
 def test_merging_and_updating_take_turns(kind):
     x, ids = rows()
-    metric = updated(part_of(kind, 0), x[:30], ids[:30])
-    metric.merge_state(updated(part_of(kind, 1), x[30:60], ids[30:60]))
+    metric = updated(new_metric(kind, seed=0), x[:30], ids[:30])
+    metric.merge_state(updated(new_metric(kind, seed=1), x[30:60], ids[30:60]))
     metric.update(x[60:], ids[60:])
-    expected = updated(
-        metrics(DIM)[kind], x, ids, [slice(0, 30), slice(30, 60), slice(60, N)]
-    ).compute()
+    expected = values_of(kind, x, ids, [slice(0, 30), slice(30, 60), slice(60, N)])
     if kind.startswith("IntrinsicDimension"):
         assert metric.seen == N
     else:
@@ -161,12 +158,12 @@ def test_merging_and_updating_take_turns(kind):
 
 @KIND
 def test_merging_with_an_empty_metric_changes_nothing(kind):
-    full = updated(metrics(DIM)[kind], *rows())
+    full = updated(new_metric(kind), *rows())
     expected = full.compute()
-    empty, of_states = metrics(DIM)[kind], metrics(DIM)[kind]
+    empty, of_states = new_metric(kind), new_metric(kind)
     empty.merge_state(full)
     of_states.merge_state(full.metric_state)
-    full.merge_state(metrics(DIM)[kind])
+    full.merge_state(new_metric(kind))
     for metric in (empty, of_states, full):
         assert_values(metric.compute(), expected, rtol=1e-12)
 
@@ -192,8 +189,8 @@ CASTS = [
 def test_casts_change_no_state(kind):
     x, ids = rows()
     halves = [slice(0, 50), slice(50, N)]
-    expected = updated(metrics(DIM)[kind], x, ids, halves).compute()
-    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
+    expected = values_of(kind, x, ids, halves)
+    metric = updated(new_metric(kind), x[:50], ids[:50])
     before = {name: state.dtype for name, state in metric.metric_state.items()}
     for cast in CASTS:
         cast(metric)
@@ -231,14 +228,14 @@ def test_a_state_of_other_arguments_is_not_loaded(options):
 @KIND
 def test_copied_pickled_and_saved_metrics_go_on_by_themselves(kind):
     x, ids = rows()
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
-    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
+    expected = values_of(kind, x, ids, [slice(0, 50), slice(50, N)])
+    metric = updated(new_metric(kind), x[:50], ids[:50])
     before = metric.compute()
     twins = [
         copy.deepcopy(metric),
         pickle.loads(pickle.dumps(metric)),
-        reloaded(metric, metrics(DIM)[kind], lambda each: each),
-        reloaded(metric, metrics(DIM)[kind], in_module),
+        reloaded(metric, new_metric(kind), lambda each: each),
+        reloaded(metric, new_metric(kind), in_module),
     ]
     for twin in twins:
         if twin.update_called:
@@ -251,8 +248,8 @@ def test_copied_pickled_and_saved_metrics_go_on_by_themselves(kind):
 def test_autograd_autocast_inference_and_a_reset_change_no_value(kind):
     x, ids = rows()
     x = x.float()
-    expected = updated(metrics(DIM)[kind], x, ids).compute()
-    metric = metrics(DIM)[kind]
+    expected = values_of(kind, x, ids)
+    metric = new_metric(kind)
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -270,15 +267,15 @@ def test_autograd_autocast_inference_and_a_reset_change_no_value(kind):
     assert x.grad is None
     with torch.inference_mode():
         metric.reset()
-    metric.merge_state(updated(metrics(DIM)[kind], x, ids))
+    metric.merge_state(updated(new_metric(kind), x, ids))
     assert_values(metric.compute(), expected, rtol=1e-12)
 
 
 @KIND
 def test_the_default_device_does_not_matter(kind):
     x, ids = token_rows(N, 40)
-    expected = updated(metrics(40)[kind], x, ids).compute()
-    metric = metrics(40)[kind]
+    expected = updated(new_metric(kind, 40), x, ids).compute()
+    metric = new_metric(kind, 40)
     with torch.device("meta"):  # tensors that are made there hold no numbers
         metric.update(x[:, None], ids[:, None])
         values = metric.compute()
@@ -288,20 +285,20 @@ def test_the_default_device_does_not_matter(kind):
 @KIND
 def test_layout_and_shape_do_not_matter(kind):
     x, ids = rows()
-    expected = updated(metrics(DIM)[kind], x, ids).compute()
+    expected = values_of(kind, x, ids)
     strided = torch.stack((x, x + 1), dim=-1)[..., 0]
     for rows_, ids_ in (
         (x.T.contiguous().T, ids),
         (strided, ids.repeat_interleave(2)[::2]),
         (x.view(2, 60, DIM), ids.view(2, 60)),
     ):
-        metric = metrics(DIM)[kind]
+        metric = new_metric(kind)
         metric.update(rows_, ids_, sequence_ids=torch.arange(N).view(ids_.shape))
         assert_values(metric.compute(), expected, rtol=1e-12)
-    repeated = updated(metrics(DIM)[kind], x[:1].expand(30, DIM), ids[:1].expand(30)).compute()
+    repeated = values_of(kind, x[:1].expand(30, DIM), ids[:1].expand(30))
     assert_values(
         repeated,
-        updated(metrics(DIM)[kind], x[:1].repeat(30, 1), ids[:1].repeat(30)).compute(),
+        values_of(kind, x[:1].repeat(30, 1), ids[:1].repeat(30)),
         rtol=1e-12,
     )
 
@@ -310,12 +307,10 @@ def test_layout_and_shape_do_not_matter(kind):
 def test_masked_rows_do_not_count(kind):
     x, ids = rows()
     mask = (torch.arange(N) % 3 > 0).view(4, 30)
-    metric = metrics(DIM)[kind]
+    metric = new_metric(kind)
     metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask, torch.arange(N).view(4, 30))
     kept = mask.flatten()
-    assert_values(
-        metric.compute(), updated(metrics(DIM)[kind], x[kept], ids[kept]).compute(), rtol=1e-12
-    )
+    assert_values(metric.compute(), values_of(kind, x[kept], ids[kept]), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "Moments" in kind])
@@ -323,19 +318,17 @@ def test_rows_that_are_not_finite_are_left_out_and_counted(kind):
     x, ids = rows()
     x[3, 1], x[7, 0], x[8] = math.nan, math.inf, -math.inf
     finite = x.isfinite().all(1)
-    values = updated(metrics(DIM)[kind], x, ids, [slice(0, 5), slice(5, N)]).compute()
-    expected = updated(
-        metrics(DIM)[kind], x[finite], ids[finite], [slice(0, 4), slice(4, N)]
-    ).compute()
+    values = values_of(kind, x, ids, [slice(0, 5), slice(5, N)])
+    expected = values_of(kind, x[finite], ids[finite], [slice(0, 4), slice(4, N)])
     assert_values(values, expected | {"n_nonfinite": torch.tensor(3.0)}, rtol=1e-12)
 
 
 @KIND
 def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind):
     x, ids = rows()
-    keys = updated(metrics(DIM)[kind], x, ids).compute().keys()
+    keys = values_of(kind, x, ids).keys()
     for n, updates in ((0, 0), (0, 1), (1, 1), (1, 3), (2, 1)):
-        metric = metrics(DIM)[kind]
+        metric = new_metric(kind)
         for _ in range(updates):
             metric.update(x[:n], ids[:n])
             metric.update(x, ids, torch.zeros(N))
@@ -383,9 +376,7 @@ def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
     x = gaussian(1, DIM, seed=4).to(dtype)
     # in float64 the means of parts differ in the last digit
     parts = [slice(0, end) for end in (6, 8, 3, 7, 5)]
-    values = floats(
-        updated(metrics(DIM)[kind], x.expand(8, DIM), torch.arange(8) % 2, parts).compute()
-    )
+    values = floats(values_of(kind, x.expand(8, DIM), torch.arange(8) % 2, parts))
     rest = {
         k: v
         for k, v in values.items()
@@ -396,7 +387,7 @@ def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
 
 @KIND
 def test_a_refused_update_leaves_the_states_as_they_were(kind):
-    metric = updated(metrics(DIM)[kind], *rows())
+    metric = updated(new_metric(kind), *rows())
     before = metric.compute()
     for embeddings, error in (
         (torch.zeros(3, DIM + 1), ValueError),
@@ -454,11 +445,7 @@ UNITS = {"norm_mean", "norm_max", *LARGEST}
 
 
 def all_values(x, ids):
-    return {
-        key: value
-        for kind in LISTED
-        for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()
-    }
+    return {key: value for kind in LISTED for key, value in values_of(kind, x, ids).items()}
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -30,7 +30,7 @@ from tests.data import (
     all_nan,
     assert_values,
     floats,
-    metrics,
+    new_metric,
     texts,
     token_rows,
     updated,
@@ -62,7 +62,7 @@ def values_on(rank):
     values = {}
     for kind in KINDS:
         for share, parts in SHARES.items():
-            metric = updated(metrics(DIM)[kind], x, ids, parts[rank])
+            metric = updated(new_metric(kind), x, ids, parts[rank])
             values[kind, share] = [metric.compute()]
             updated(metric, x[rank : rank + 1], ids[rank : rank + 1])
             values[kind, share].append(metric.compute())
@@ -205,7 +205,7 @@ def test_collectives_leave_their_arguments_and_take_any_length(ranks):
 def test_values_are_those_of_one_process(ranks, kind):
     x, ids = rows()
     for share, of_ranks in SHARES.items():
-        one = metrics(DIM)[kind]
+        one = new_metric(kind)
         per_rank = [result["values_on"][kind, share] for result in ranks]
         parts = [part for parts in of_ranks for part in parts]
         for step, more in enumerate((parts, [slice(0, 1), slice(1, 2)])):

@@ -7,7 +7,7 @@ import torch
 
 from embedgeo import EmbeddingMoments, observe
 from embedgeo.functional import precision
-from tests.data import KINDS, floats, metrics, token_rows, updated
+from tests.data import KINDS, floats, new_metric, token_rows, updated
 from tests.models import gpt_neox, token_batch
 
 CLOSE = 1e-5
@@ -33,9 +33,9 @@ def test_values_are_those_of_float64(kind, mean, monkeypatch):
     x, ids = token_rows(3_000 if kind == "Anisotropy with all parts" else 40_000, 16, mean=mean)
     x = x.float()
     parts = torch.arange(len(x)).split([200, len(x) - 200])
-    expected = floats(updated(metrics(16)[kind], x.double(), ids, parts).compute())
+    expected = floats(updated(new_metric(kind, 16), x.double(), ids, parts).compute())
     monkeypatch.setattr(precision, "has_float64", lambda device: False)
-    metric = updated(metrics(16)[kind], x, ids, parts)
+    metric = updated(new_metric(kind, 16), x, ids, parts)
     states = [state for state in metric.metric_state.values() if state.is_floating_point()]
     assert "IntrinsicDimension" in kind or any(state.dtype == torch.float64 for state in states)
     for key, value in floats(metric.compute()).items():
