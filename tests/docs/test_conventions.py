@@ -2,16 +2,13 @@
 what other packages do.
 """
 
-import math
-
 import numpy as np
 import pytest
-import skdim
 import torch
 
 from embedgeo import observe
 from embedgeo.functional import power_law
-from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from tests import references
 from tests.data import spectral, token_rows, updated
 from tests.models import gpt_neox, token_batch
@@ -30,45 +27,9 @@ def spectrum(x, **options):
     return updated(Anisotropy(x.shape[1], spectrum=True, **options), x).compute()
 
 
-def dimension(x, **options):
-    return updated(IntrinsicDimension(x.shape[1], **options), x).compute()["intrinsic_dimension"]
-
-
-def ascending_log_mu(x):
-    first, second = references.nearest(x, 2).T
-    return np.sort(np.log(second / first))
-
-
-def regression(log_mu, fitted):
-    """Least squares through the origin of -log(1 - i/N) on log μ, over the smallest ratios."""
-    n = len(log_mu)
-    x, y = log_mu[:fitted], -np.log(1 - np.arange(1, fitted + 1) / n)
-    return (x * y).sum() / (x * x).sum()
-
-
 def entropy_rank(values):
     share = values[values > 1e-12 * values.max()] / values.sum()
     return np.exp(-(share * np.log(share)).sum())
-
-
-def test_twonn():
-    log_mu = ascending_log_mu(X)
-    fewer = ascending_log_mu(X[:400])
-    assert_equal(
-        (dimension(X), regression(log_mu, math.floor(0.9 * N))),
-        (dimension(X), skdim.id.TwoNN().fit(X.numpy()).dimension_),
-        (dimension(X, discard_fraction=0.8), regression(log_mu, N // 5)),
-        # of 400 rows and 0.8, scikit-dimension takes one fewer
-        (dimension(X[:400], discard_fraction=0.8), regression(fewer, 80)),
-        (
-            skdim.id.TwoNN(discard_fraction=0.8).fit(X[:400].numpy()).dimension_,
-            regression(fewer, 79),
-        ),
-    )
-    metric = updated(IntrinsicDimension(DIM, batch_size=100, num_batches=4), X)
-    drawn = metric.rows[metric.keys.argsort()].double().split(100)
-    of_batches = np.mean([regression(ascending_log_mu(batch), 90) for batch in drawn])
-    assert_equal((metric.compute()["intrinsic_dimension"], of_batches))
 
 
 def test_spectra():
@@ -100,16 +61,6 @@ def test_spectra():
     )
     # with the ε of the paper it is a little more
     assert 1e-5 < references.rankme(WIDE, 1e-7) / wide["rankme"] - 1 < 1e-3
-
-
-def test_moments():
-    values = updated(EmbeddingMoments(DIM), X).compute()
-    units = (X / X.norm(dim=1, keepdim=True)).numpy()
-    cosines = units @ units.T
-    assert_equal(
-        (values["V"], np.var(X.numpy(), axis=0).sum()),
-        (values["mean_cosine"], cosines[~np.eye(N, dtype=bool)].mean()),
-    )
 
 
 def test_variance_within_tokens():

@@ -52,21 +52,3 @@ def test_research_imports_public_names_only(path):
     assert faults(source) == []
     assert "from benchmarks" not in source
     assert "import benchmarks" not in source
-
-
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("import embedgeo\nembedgeo.observe", None),
-        ("from embedgeo.functional import token_table", None),
-        ("import embedgeo.functional as f\nf.token_table", None),
-        ("import embedgeo\nembedgeo.functional.token_table", None),
-        ("from embedgeo.geometry import Geometry", ("embedgeo.geometry", "Geometry")),
-        ("from embedgeo import capture", ("embedgeo", "capture")),
-        ("import embedgeo.sweep", ("embedgeo.sweep", None)),
-        ("import embedgeo\nembedgeo.functional.rows", ("embedgeo.functional", "rows")),
-        ("from embedgeo import metrics\nmetrics.base", ("embedgeo.metrics", "base")),
-    ],
-)
-def test_names_that_are_not_public_are_found(source, fault):
-    assert faults(source) == [each for each in [fault] if each]
