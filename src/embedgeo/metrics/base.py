@@ -438,8 +438,8 @@ class GeometryMetric(Metric):
                 without.store(state)
             yield without
 
-    def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
-        return KeyMetric(self, key)
+    def __getitem__(self, key: str) -> CompositionalMetric:  # type: ignore[override]
+        return CompositionalMetric(itemgetter(key), self, None)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Merge the state of a metric of the same class and arguments that has seen other rows.
@@ -623,10 +623,3 @@ def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type
     for each in base.__subclasses__():
         yield each
         yield from metric_classes(each)
-
-
-class KeyMetric(CompositionalMetric):
-    """One value of a metric, by its key: ``metric[key]``."""
-
-    def __init__(self, metric: Metric, key: str) -> None:
-        super().__init__(itemgetter(key), metric, None)
