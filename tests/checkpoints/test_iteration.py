@@ -161,6 +161,14 @@ def weights_with(more, kind="gpt_neox", cast=None, without=None):
     return {"model.safetensors": save(weights | {name: torch.ones(1) for name in more})}
 
 
+def test_a_model_saved_without_the_head_that_its_configuration_names_is_loaded(tmp_path):
+    weights = load(checkpoint_files(1)["model.safetensors"])
+    body = {k.removeprefix("gpt_neox."): v for k, v in weights.items() if "gpt_neox." in k}
+    write_files(tmp_path, {**checkpoint_files(1), "model.safetensors": save(body)})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    assert checkpoint.load().state_dict().keys() == body.keys()
+
+
 def config_with(**changes):
     config = json.loads(checkpoint_files(1)["config.json"])
     return {"config.json": json.dumps({**config, **changes}).encode()}

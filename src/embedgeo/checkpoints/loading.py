@@ -246,9 +246,9 @@ def load_model(
     offload_folder: Path | None = None,
 ) -> nn.Module:
     """Load a Hugging Face checkpoint in evaluation mode: only weights, and code that comes with it
-    only if trusted. A head that the checkpoint lacks, and its configuration does not name, is left
-    out; other weights, neither more nor fewer, are those of the model, in formats whose numbers
-    are the weights.
+    only if trusted. A head that the checkpoint lacks is left out, unless the configuration names
+    it and other keys are those of a model with a head; other weights, neither more nor fewer, are
+    those of the model, in formats whose numbers are the weights.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
@@ -296,7 +296,10 @@ def load_model(
     )
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
-    is_whole = model.base_model is model or type(model).__name__ in (config.architectures or ())
+    # a model without a head, saved by itself, may keep the name of one in its configuration
+    is_bare = not any(key.startswith(body) for key in types)
+    names_head = type(model).__name__ in (config.architectures or ())
+    is_whole = model.base_model is model or (names_head and not is_bare)
     lacking = [name for name in missing if is_whole or name.startswith(body)]
     wrong = {
         "missing": lacking,
