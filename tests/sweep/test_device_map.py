@@ -81,7 +81,11 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
 )
 def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, why):
     local_run(tmp_path / "run", steps=(1,))
-    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    given = [
+        part
+        for name, value in options.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     capsys.readouterr()  # the bar with which transformers writes the model
     assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -229,7 +229,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(TokenLoss, "run", stopped)
         patched.setattr(os, "_exit", end)
-        given = [f"--{name}={value}" for name, value in options.items()]
+        given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -54,7 +54,12 @@ def forked(environment, *runs, parallel=False):
 
 
 def command(model, options):
-    return ["sweep", "--model", model, *(f"--{k}={v}" for k, v in options.items())]
+    return [
+        "sweep",
+        "--model",
+        model,
+        *(f"--{k.replace('_', '-')}={v}" for k, v in options.items()),
+    ]
 
 
 def results(out):
