@@ -65,7 +65,7 @@ def main():
         # the other way there, from products, near rows are told too badly apart
         estimation.compute_distances()
         dimensions, errors, _ = estimation.return_id_scaling_gride(range_max=MAX_RANK)
-        twonn = {algorithm: estimation.compute_id_2NN(algorithm)[0] for algorithm in ("base", "ml")}
+        twonn = {"base": estimation.compute_id_2NN("base")[0]}
         values[name] = {"gride": list(dimensions), "errors": list(errors), "twonn": twonn}
     FILE.write_text(json.dumps({"dadapy": version("dadapy"), "values": values}, indent=1) + "\n")
 

@@ -207,12 +207,10 @@ def spectrum(x):
     }
 
 
-def rankme(x, epsilon=0.0):
-    """Garrido et al. 2023, equations 1 and 2: of the rows as they are; they take
-    ``epsilon=1e-7``.
-    """
+def rankme(x):
+    """Garrido et al. 2023, equations 1 and 2, without their ε: of the rows as they are."""
     singular = np.linalg.svd(np.asarray(x, dtype=np.float64), compute_uv=False)
-    share = singular / singular.sum() + epsilon
+    share = singular / singular.sum()
     return np.exp(-sum(p * np.log(p) for p in share if p > 0))
 
 

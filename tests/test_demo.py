@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
+from embedgeo.demo import DemoSettings
 from embedgeo.demo.run import compare
 from embedgeo.formatting import shell_command
 from embedgeo.results.files import emptied
@@ -135,3 +136,8 @@ def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path: Path) 
         emptied(tmp_path / "demo.yaml" / "out", "demo", ["checkpoints"]),
     ):
         pass
+
+
+def test_a_setting_that_cannot_be_is_refused_before_a_folder_is_touched() -> None:
+    with pytest.raises(ValueError, match="max_steps must be more than 0; got 0"):
+        DemoSettings(max_steps=0)

@@ -56,10 +56,6 @@ def _several(read: Callable[[str], list[Any]]) -> type[Action]:
     return Several
 
 
-def _strings(value: str) -> list[Any]:
-    return yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
-
-
 def _numbers(value: str) -> list[Any]:
     try:
         return [value] if value == SPECIAL else [int(i) for i in value.strip("[]").split(",")]
@@ -199,7 +195,10 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
         elif Sequence[int] in (annotation, *get_args(annotation)):
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):
-            kind = {"nargs": "+", "action": _several(_strings)}
+            several = _several(
+                lambda text: yaml.safe_load(text) if re.fullmatch(r"\[.*\]", text) else [text]
+            )
+            kind = {"nargs": "+", "action": several}
         elif bool in get_args(annotation):
             kind |= {"nargs": "?", "const": True}
         if name in _POSITIONAL:

@@ -212,9 +212,7 @@ def reloaded(metric, other, wrap):
     return other
 
 
-@pytest.mark.parametrize(
-    "options", [{"scales": (1, 2)}, {"seed": 1}, {"neighbors": "other_sequences"}]
-)
+@pytest.mark.parametrize("options", [{"seed": 1}, {"neighbors": "other_sequences"}])
 def test_a_state_of_other_arguments_is_not_loaded(options):
     x, ids = rows()
     metric = updated(IntrinsicDimension(DIM, 100), x, ids)

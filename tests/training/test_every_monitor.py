@@ -5,7 +5,8 @@ import warnings
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from embedgeo import Drift, full_metrics
 from tests.models import hooks
@@ -21,7 +22,7 @@ from tests.training.runs import (
     of_monitors,
     steps,
 )
-from tests.training.trainers import ROWS, WAYS, batches, train
+from tests.training.trainers import ROWS, WAYS, batches, loader, train
 
 every_way = pytest.mark.parametrize("way", WAYS)
 pytestmark = RESUMED
@@ -111,11 +112,13 @@ def test_what_passes_of_theirs_leave_in_modules_is_taken_out(way, tmp_path):
 @every_way
 def test_what_a_probe_draws_from_its_loaders_generator_is_put_back(way, tmp_path):
     generator = torch.Generator().manual_seed(1)  # training may share it
-    rows = [{key: values[0] for key, values in batch.items()} for batch in batches(8, seed=50)]
-    shuffled = DataLoader(rows, 2, sampler=RandomSampler(rows, generator=generator))
+    rows = loader(batches(2, seed=50)).dataset
+    shuffled = DataLoader(rows, 2, shuffle=True, generator=generator)
     before = generator.get_state()
-    run = train(way, tmp_path, {"every_n_steps": 4, "probe": shuffled, **OPTIONS})
-    assert steps(run.monitors[0]) == [0, 4, 7]
+    held = {"every_n_steps": 4, "probe": shuffled, **OPTIONS}
+    both = {**held, "prefix": "both", "probe": CombinedLoader([shuffled], "sequential")}
+    run = train(way, tmp_path, held, both)
+    assert steps(run.monitors[1]) == [0, 4, 7]
     assert generator.get_state().equal(before)
 
 

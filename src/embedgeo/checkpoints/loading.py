@@ -297,9 +297,10 @@ def load_model(
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
     # a model without a head, saved by itself, may keep the name of one in its configuration
-    is_bare = not any(key.startswith(body) for key in types)
-    names_head = type(model).__name__ in (config.architectures or ())
-    is_whole = model.base_model is model or (names_head and not is_bare)
+    is_whole = model.base_model is model or (
+        type(model).__name__ in (config.architectures or ())
+        and any(key.startswith(body) for key in types)
+    )
     lacking = [name for name in missing if is_whole or name.startswith(body)]
     wrong = {
         "missing": lacking,

@@ -32,3 +32,8 @@ class DemoSettings:
     batch_size: int = 8
     learning_rate: float = 3e-3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():  # before an earlier demo is replaced
+            if name not in ("out", "seed") and value <= 0:
+                raise ValueError(f"{name} must be more than 0; got {value}.")

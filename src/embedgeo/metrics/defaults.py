@@ -2,7 +2,7 @@
 what token tables take.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -227,13 +227,6 @@ def metric_factory(
             f"{metrics!r}."
         )
     return metrics
-
-
-def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on a sample in place of a scatter at a width; none where there is none."""
-    for metric in make(width):
-        if isinstance(metric, GeometryMetric) and metric.compromise:
-            yield metric.compromise
 
 
 def require_samples(layers: Iterable[LayerMetrics]) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import headlines
-from embedgeo.metrics.defaults import width_notes
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.findings import lines as finding_lines, massive_tokens
 from embedgeo.results.folder import SweepFolder
@@ -152,8 +151,9 @@ class Sweep:
             self.print(f"{self._numbered(checkpoint)}  failed: {result}")
         else:
             for width in sorted(set(records["width"]) - {0}):
-                for note in width_notes(self.make_metrics, int(width)):
-                    self.print_once(note)
+                for metric in self.make_metrics(int(width)):
+                    if sample := getattr(metric, "compromise", ""):
+                        self.print_once(sample)
             self._print_values(checkpoint, records, time.monotonic() - started)
             if not self._are_findings_printed:
                 self._are_findings_printed = True

@@ -57,8 +57,9 @@ def _num_sequences(batch: Any) -> int:
 @contextmanager
 def kept_generators(loader: object) -> Iterator[None]:
     """Puts the generators that a loader draws from back on exit: training may share them."""
-    batches = getattr(loader, "batch_sampler", None)
-    parts = loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)
+    parts = [*getattr(loader, "flattened", [loader])]  # of several, Lightning's own
+    for name in ("batch_sampler", "sampler"):
+        parts += [getattr(part, name, None) for part in parts]
     drawn = [getattr(part, "generator", None) for part in parts]
     states = [(each, each.get_state()) for each in drawn if isinstance(each, torch.Generator)]
     try:

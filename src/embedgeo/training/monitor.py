@@ -1004,6 +1004,7 @@ class _Combined:
 
     def __init__(self, loader: CombinedLoader) -> None:
         self._loader = loader
+        self.flattened = loader.flattened
 
     def __iter__(self) -> Iterator[Any]:
         return (batch for batch, *_ in self._loader)
