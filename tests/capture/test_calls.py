@@ -13,6 +13,7 @@ import torchmetrics
 from torch import nn
 
 from embedgeo import StepMonitor, default_metrics, observe
+from embedgeo.capture.calls import kept_weights
 from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import Rows, observed, rows_seen
 
@@ -231,3 +232,15 @@ def test_a_hidden_state_that_is_not_dense_is_refused(kind):
     told = pytest.raises(TypeError, match=f"dense hidden state.*{kind}")
     with told, observe(model, layers="1"):
         model(ids)
+
+
+def test_weights_that_a_pass_replaces_or_limits_are_put_back_and_one_changed_in_place_is_named():
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 4))
+    before = copy.deepcopy(model.state_dict())
+    with kept_weights(model):
+        model(torch.arange(10))
+        model[1].weight.data = 2 * model[1].weight.data
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    named = pytest.raises(ValueError, match=r"'1\.bias' was changed")
+    with named, kept_weights(model), torch.no_grad():
+        model[1].bias.add_(1)

@@ -252,6 +252,12 @@ class Exhausted:
         return self.left
 
 
+@pytest.mark.parametrize("probe", [iter([]), torch.ones(2, 3), {"input_ids": torch.ones(2, 3)}])
+def test_a_probe_that_does_not_give_batches_again_and_again_is_refused(probe):
+    with pytest.raises(TypeError, match="probe must"):
+        GeometryMonitor(probe=probe)
+
+
 def test_a_probe_that_has_fewer_batches_later_is_told_once():
     said = "StepMonitor: probe must give the same batches .* at step 1 it gave 0, before 2"
     with pytest.warns(UserWarning, match=said) as caught:

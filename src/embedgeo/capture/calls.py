@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
-from embedgeo.capture.torch_names import local_part, own_attributes
+from embedgeo.capture.torch_names import local_part, own_attributes, version
 
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 _MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
 _MADE_READY = FullyShardedDataParallel, DistributedDataParallel, LazyModuleMixin
+_TABLES = nn.Embedding, nn.EmbeddingBag
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # the ``forward`` inside of what watches it
 _inside: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
@@ -223,6 +225,45 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()
+
+
+@contextmanager
+def kept_weights(model: nn.Module) -> Iterator[None]:
+    """Puts back on exit the parameters that a forward pass replaces, as that of a model with a
+    momentum copy does, and rows of embedding tables with ``max_norm``.
+
+    ValueError where a parameter was changed in place, which cannot be put back. Sharded ones are
+    left to what shards them.
+    """
+    modules = [*model.modules()]
+    limited = [m.weight for m in modules if isinstance(m, _TABLES) and m.max_norm is not None]
+    copies = {id(weight): weight.detach().clone() for weight in limited}
+    weights = [
+        (name, weight, weight.data, version(weight))
+        for name, weight in model.named_parameters()
+        if not any(isinstance(module, FullyShardedDataParallel) for module in modules)
+        and weight.is_floating_point()
+        and local_part(weight) is weight
+        and not (weight.is_meta or is_lazy(weight) or hasattr(weight, "ds_id"))
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            changed = list[str]()
+            for name, weight, before, number in weights:
+                if weight.data_ptr() != before.data_ptr():
+                    weight.data = before
+                elif id(weight) in copies:
+                    _put_values(weight, copies[id(weight)])
+                elif version(weight) != number:
+                    changed.append(name)
+    if changed:
+        raise ValueError(
+            f"a forward pass must not change parameters in place; {changed[0]!r} was changed, once "
+            "in each pass of the monitor's own. Give probe_forward=, which calls the part that "
+            "changes none, or measure training batches alone: no probe=, measure_last=False."
+        )
 
 
 def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:

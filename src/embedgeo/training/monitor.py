@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from embedgeo.capture.calls import kept_random_states, kept_state, mode_restorer
+from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.torch_names import is_compiled
@@ -819,7 +819,8 @@ class Monitor(ABC):
                 _require_same_number(len(taken), self._ranks)
                 if not taken:
                     return num_batches
-                self._forward(own)
+                with kept_weights(run.model):
+                    self._forward(own)
                 self._detach()
                 num_batches += len(taken)
 
@@ -1039,6 +1040,11 @@ def _require_probe(probe: Any, window: int) -> Any:
     if isinstance(probe, Iterator):
         raise TypeError(
             "probe must be iterable more than once, as a DataLoader is; got an iterator."
+        )
+    if isinstance(probe, Mapping | Tensor):  # which give names, or rows
+        raise TypeError(
+            f"probe must give batches, as a DataLoader or a list does; got {type(probe).__name__}. "
+            "Give [batch] for one batch; join several loaders by Lightning's CombinedLoader."
         )
     if window > 1 and probe is not None:
         raise ValueError(
