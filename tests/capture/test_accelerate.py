@@ -5,12 +5,10 @@ they like.
 import pandas as pd
 import pytest
 import torch
-from accelerate import dispatch_model
 from transformers import AutoModelForCausalLM
 
-from embedgeo import GeometryMonitor, observe
+from embedgeo import observe
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import TinyLM, fit, moments, steps
 
 BATCH = token_batch(padding="right")
 OUTPUT = list(dict(gpt_neox().named_children()))[-1]  # lm_head, or embed_out in older versions
@@ -50,14 +48,3 @@ def test_the_numbers_and_the_output_are_those_of_the_whole_model(whole, spread, 
     )
     pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
     assert torch.equal(logits, expected_logits)
-
-
-def test_training_a_dispatched_model_is_the_same_with_the_monitor(tmp_path):
-    monitor, trained = GeometryMonitor(every_n_steps=1, metrics=moments, on_error="raise"), []
-    for callbacks in ([], [monitor]):
-        torch.manual_seed(0)
-        module = TinyLM()
-        dispatch_model(module.model, {"": "cpu"}, force_hooks=True)
-        trained.append(fit(tmp_path, *callbacks, module=module, max_steps=2)[0].state_dict())
-    assert all(torch.equal(trained[1][name], value) for name, value in trained[0].items())
-    assert steps(monitor) == [0, 1, 2]

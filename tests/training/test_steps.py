@@ -9,16 +9,13 @@ from contextlib import ExitStack
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.utilities import CombinedLoader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.loops import assert_same_history, go_on, loop, run_whole
+from tests.training.loops import assert_same_history, go_on, loop
 from tests.training.runs import (
     UserError,
     assert_same_values,
@@ -255,12 +252,3 @@ def test_a_copy_that_is_made_inside_a_measured_step_begins_anew(copied):
     other.close()
     assert steps(other) == [2, 3]
     assert value(other, 2, "embed", "V") == value(monitor, 0, "embed", "V")
-
-
-def test_a_combined_loader_is_a_probe():
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
-    loaders = [DataLoader(torch.arange(9), 3), DataLoader(torch.arange(6), 3)]
-    probe = CombinedLoader(loaders, "sequential")
-    monitor = StepMonitor(model, 1, layers="1", probe=probe, on_error="raise")
-    run_whole(monitor, 2, lambda: model(torch.arange(2)))
-    assert [r["value"] for r in monitor.history if r["metric"] == "n"] == [15.0, 15.0, 15.0]

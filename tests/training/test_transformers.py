@@ -11,7 +11,7 @@ import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.training.transformers import GeometryCallback
-from tests.models import gpt_neox, token_batch
+from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
     assert_same_values,
@@ -143,24 +143,6 @@ def test_means_that_a_trainer_keeps_between_its_logs_stay_its_own(tmp_path):
         (row["step"], row["mean_of"]) for row in plain.state.log_history
     ]
     assert list(logged(monitored, "geometry.V/mean")) == [*range(8)]
-
-
-class OfPairs(hf.Trainer):
-    """A batch is two batches for the model, in names that the model does not know."""
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        ids = inputs.pop("anchor"), inputs.pop("positive")
-        return sum(model(input_ids=each, labels=each).loss for each in ids)
-
-
-def test_last_weights_are_told_where_the_model_does_not_take_a_batch(tmp_path):
-    callback = GeometryCallback(100, metrics=moments)
-    trainer = hf_trainer(tmp_path, callback, kind=OfPairs, remove_unused_columns=False)
-    ids = token_batch(24)["input_ids"]
-    trainer.train_dataset = [{"anchor": row, "positive": row.flip(0)} for row in ids]
-    with pytest.warns(UserWarning, match=r"last step, 7, are not measured.*probe_forward="):
-        trainer.train()
-    assert n_at(callback) == {0: 2 * BATCH}
 
 
 class ActsOnLogs(hf.TrainerCallback):
