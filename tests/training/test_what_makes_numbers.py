@@ -21,7 +21,7 @@ def test_a_line_after_the_first_measurement_and_a_text_for_tensorboard(tmp_path,
     ids = token_batch(32)["input_ids"].clamp(max=HUGE - 1)
     ids[3, 5] = HUGE
     data = DataLoader([{"input_ids": each} for each in ids], batch_size=len(ids))
-    monitor = GeometryMonitor(1, on_error="raise")
+    monitor = GeometryMonitor(1, pictures=False, on_error="raise")
     logger = TensorBoardLogger(tmp_path, name="run", version="")
     with caplog.at_level("INFO", "lightning.pytorch"):
         fit(tmp_path, monitor, module=module, data=data, max_steps=2, logger=logger)
