@@ -153,9 +153,6 @@ FAMILIES = {
 }
 
 
-"""Of one stack of blocks, whose head tells the next token."""
-
-
 @cache
 def eval_model(family: str) -> nn.Module:
     """The family's model in eval mode, built once: it must be left as it is."""

@@ -581,7 +581,7 @@ class GeometryMetric(Metric):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
-        torch.nn.Module._apply(self, move)  # torchmetrics' own casts
+        torch.nn.Module._apply(self, move)  # torchmetrics' own casts  # noqa: SLF001
         self._place = move(torch.empty(0, device=self._place)).device
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
