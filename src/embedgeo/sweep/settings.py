@@ -85,8 +85,8 @@ class SweepSettings:
         device: where each model runs: ``cpu`` or ``cuda``; default: ``cuda`` where there is one,
             else ``cpu``.
         device_map: spread each model over the devices of the machine: ``auto``, or a mapping of
-            modules to devices, as ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read
-            when it is needed.
+            modules to devices as accelerate takes it; what is on ``disk`` is read when it is
+            needed.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out, by their ids; or ``special``: the tokenizer's special
             tokens.
