@@ -77,9 +77,12 @@ def imported_by(*commands: list[str]) -> set[str]:
     return set(done.stdout.rpartition("imported:")[2].split())
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_an_option_of_several_values_can_be_given_in_every_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("text: c\n")
+    for given, expected in (
         (["--text", "a", "b"], ["a", "b"]),
         (["--text", "a", "--text", "b", "c"], ["a", "b", "c"]),
         (["--text=[a, b]"], ["a", "b"]),
@@ -87,15 +90,9 @@ def imported_by(*commands: list[str]) -> set[str]:
         (["--config", "x.yaml"], "c"),
         (["--config", "x.yaml", "--text", "a"], ["a"]),
         (["--tex", "a"], ["a"]),
-    ],
-)
-def test_an_option_of_several_values_can_be_given_in_every_way(
-    given: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("x.yaml").write_text("text: c\n")
-    settings = sweep_settings(monkeypatch, "--model", "m", *given)
-    assert (settings.text, settings.models) == (expected, ["m"])
+    ):
+        settings = sweep_settings(monkeypatch, "--model", "m", *given)
+        assert (settings.text, settings.models) == (expected, ["m"])
 
 
 def sweep_settings(monkeypatch: pytest.MonkeyPatch, *given: str) -> SweepSettings:
@@ -106,27 +103,21 @@ def sweep_settings(monkeypatch: pytest.MonkeyPatch, *given: str) -> SweepSetting
     return seen[0]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("--{}", True),
-        ("--{} --seq-len 9", True),
-        ("--{} true", True),
-        ("--{}=false", False),
-        ("--{} no", False),
-        ("--no-{}", False),
-        ("--config x.yaml", True),
-    ],
-)
 def test_an_option_of_true_and_false_can_be_given_alone(
-    given: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for option in (f.name for f in dataclasses.fields(SweepSettings) if f.type is bool):
-        Path("x.yaml").write_text(f"{option}: true\n")
-        arguments = given.format(option.replace("_", "-")).split()
-        settings = sweep_settings(monkeypatch, "--model", "m", *arguments)
-        assert getattr(settings, option) is expected
+    Path("x.yaml").write_text("token_tables: true\n")
+    for given, expected in (
+        ("--token-tables", True),
+        ("--token-tables --seq-len 9", True),
+        ("--token-tables true", True),
+        ("--token-tables=false", False),
+        ("--no-token-tables", False),
+        ("--config x.yaml", True),
+    ):
+        settings = sweep_settings(monkeypatch, "--model", "m", *given.split())
+        assert settings.token_tables is expected
 
 
 def test_models_and_numbers_can_be_given_one_after_the_other(

@@ -8,9 +8,7 @@ import pytest
 from embedgeo.cli import main
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.run import compare
-from embedgeo.formatting import shell_command
 from embedgeo.results.files import emptied
-from embedgeo.text import builtin_corpus, split_held_out
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS, Demo
 
@@ -32,18 +30,13 @@ def names(folder: Path) -> set[str]:
 def test_says_what_happened_where_it_lies_and_what_to_open(demo: Demo) -> None:
     for name in ("checkpoints", "history.parquet", "probe.txt"):
         assert str(demo.out / name) in demo.printed
-    assert f"{shell_command('tensorboard', '--logdir', demo.out / 'tensorboard')}\n" in demo.printed
+    assert f"tensorboard.main --logdir {demo.out / 'tensorboard'}\n" in demo.printed
     assert "5/5" in demo.printed
 
 
 def test_records_are_of_the_checkpoints(demo: Demo, records: pd.DataFrame) -> None:
     assert sorted(records["step"].unique()) == DEMO_STEPS
     assert names(demo.out / "checkpoints") == NAMES
-
-
-def test_what_is_measured_was_not_trained_on() -> None:
-    train, held_out = split_held_out(builtin_corpus())
-    assert not set(train.split("\n\n")) & set(held_out.split("\n\n"))
 
 
 def test_the_sweep_gives_the_monitors_numbers_again_and_says_so(

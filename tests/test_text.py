@@ -118,11 +118,10 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
     assert read_documents([tmp_path / "pipe"]) == [written]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "bert"])
-@pytest.mark.parametrize("space", [" ", ""])
+@pytest.mark.parametrize(("kind", "space"), [("gpt", " "), ("bert", "")])
 def test_tokens_of_a_long_line_are_those_of_the_whole(tmp_path, kind, space):
     made = made_tokenizer(tmp_path, kind)
-    line = space.join(" ".join(TEXT).split() * 500)
+    line = space.join(" ".join(TEXT).split() * 300)
     whole = made(line, add_special_tokens=False)["input_ids"]
     asked = {"special_tokens": "none"}
     joined = tokenize_joined([line, "x"], made, seq_len=8, num_tokens=512, **asked)
@@ -137,6 +136,8 @@ def test_tokens_of_a_long_line_are_those_of_the_whole(tmp_path, kind, space):
 def test_every_twelfth_run_of_sixteen_paragraphs_is_held_out():
     _, held_out = split_held_out([str(i) for i in range(200)])
     assert held_out.split() == [str(i) for i in range(176, 192)]
+    train, held_out = split_held_out(builtin_corpus())
+    assert not set(train.split("\n\n")) & set(held_out.split("\n\n"))
 
 
 def test_tokens_that_fill_no_sequence_are_left_out():
@@ -200,10 +201,6 @@ def test_long_documents_are_cut_in_linear_time():
     paragraph = "It came. It went. " * 20
     texts = cut_texts([(paragraph + "\n \n") * 1000], "sentence")  # as one text, hours
     assert Counter(texts) == {"It came.": 20_000, "It went.": 20_000}
-    words = ["word"] * 500_000
-    parts = list(cut_texts([" ".join(words)], "sentence"))
-    assert [len(part) > 2**20 - 9 for part in parts] == [True, True, False]
-    assert " ".join(parts).split() == words
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])

@@ -90,12 +90,10 @@ class _Parser(ArgumentParser):
         message = re.sub(
             r'Parser key "(\w+)":', lambda found: f"argument {_option(found[1])}:", message
         )
-        message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
             known = (name for action in of_command._actions for name in action.option_strings)  # noqa: SLF001
             hint = did_you_mean(unknown[1], known, 0.75)
             message += f".{hint}" if hint else ""
-        message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         print(
             f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)",
             file=sys.stderr,

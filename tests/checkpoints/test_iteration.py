@@ -8,8 +8,11 @@ import pytest
 import torch
 from huggingface_hub import constants, snapshot_download
 from safetensors.torch import load, save
+from transformers import AlbertConfig
+from transformers.models.albert import modeling_albert
 
 import embedgeo
+from embedgeo.checkpoints.loading import empty_model
 from tests.files import contents
 from tests.sweep.conftest import hub as hub  # noqa: PLC0414  # a fixture
 from tests.sweep.tiny import (
@@ -174,9 +177,24 @@ def config_with(**changes):
     return {"config.json": json.dumps({**config, **changes}).encode()}
 
 
+ENDLESS = {"num_hidden_layers": 10**12}
+
+
+def weights_of_a_wrapper():
+    weights = load(checkpoint_files(1)["model.safetensors"])
+    return {"model.safetensors": save({f"_orig_mod.{k}": v for k, v in weights.items()})}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"model.safetensors": checkpoint_files(1)["model.safetensors"][:-100]}, "Safetensor"),
+        (config_with(num_hidden_layers=10**12), "num_hidden_layers must be at most"),
+        (config_with(text_config=ENDLESS), "num_hidden_layers must be at most"),
+        (config_with(hidden_size=10**7), "must fit the weights"),
+        (config_with(vocab_size=10**12), "must fit the weights"),
+        (config_with(hidden_size=10**30), "config.json"),
+        (weights_of_a_wrapper(), "Its keys have '_orig_mod.', as the state dict of a"),
         (config_with(num_hidden_layers=1), r"not the model's: gpt_neox\.layers\.1\."),
         (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),
         (weights_with(["gpt_neox.layers.0.mlp.dense.weight_scale"]), "the model's: .*weight_scale"),
@@ -211,3 +229,21 @@ def test_masks_and_heads_of_other_tasks_may_be_beside_the_weights(tmp_path):
     write_files(tmp_path / "step1", {**checkpoint_files(1, "bert"), **weights_with(more, "bert")})
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
     assert torch.equal(logits(checkpoint.load()), logits(model(1, "bert")))
+
+
+class WithManyParameters(torch.nn.Module):
+    """A layer that is made as fast as others that have a hundredth of its parameters."""
+
+    def __init__(self, config):
+        super().__init__()
+        parameter = torch.nn.Parameter(torch.empty(0))
+        for i in range(100_000):
+            self.register_parameter(str(i), parameter)
+
+
+@pytest.mark.slow
+def test_a_model_without_end_is_refused_while_it_is_made(monkeypatch):
+    monkeypatch.setattr(modeling_albert, "AlbertLayer", WithManyParameters)
+    config = AlbertConfig(inner_group_num=10**12, hidden_size=8, num_attention_heads=2)
+    with pytest.raises(ValueError, match="must describe at most 200000 parameters"):
+        empty_model(config)

@@ -27,7 +27,6 @@ from embedgeo.checkpoints.loading import (
     load_config,
     load_model,
     load_tokenizer,
-    placement,
 )
 from embedgeo.checkpoints.sources import list_checkpoints
 from tests.files import Payload
@@ -179,14 +178,3 @@ def test_what_is_named_is_imported_also_from_the_working_directory(tmp_path, mon
     assert sys.path == before
     assert import_named("a_module_of_double.double")(3) == 6
     assert sys.path == [*before, str(tmp_path)]  # a library is not shadowed by a file there
-
-
-@pytest.mark.parametrize(
-    ("device_map", "placed"),
-    [({"": "cpu", "1": "disk"}, {"0": "cpu", "1": "disk"}), ("auto", "auto")],
-)
-def test_modules_are_placed_where_none_is_inside_another(device_map, placed):
-    assert (
-        placement(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), device_map)
-        == placed
-    )

@@ -4,6 +4,7 @@ import pytest
 from huggingface_hub import HfFileSystem, constants
 
 from tests.sweep.hub_server import Hub
+from tests.sweep.reader import Reader
 from tests.sweep.tiny import TEXT
 
 
@@ -38,6 +39,12 @@ def datasets_hub(hub, monkeypatch, tmp_path):
     HfFileSystem.clear_instance_cache()
     yield hub
     HfFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """Sweeps whose worker reads checkpoints, and runs no model."""
+    monkeypatch.setattr("embedgeo.sweep.run.Worker", Reader)
 
 
 @pytest.fixture

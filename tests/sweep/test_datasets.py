@@ -51,6 +51,7 @@ def test_a_configuration_a_split_and_a_column_are_told_apart(web):
         assert list(documents) == list(documents) == expected
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(
     web, options, tmp_path, monkeypatch
 ):
@@ -64,7 +65,7 @@ def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(
     assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
 def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(
     web, options, tmp_path, monkeypatch
 ):
@@ -85,23 +86,18 @@ def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(
         sweep(str(tmp_path / "run"), **{**on_web, "text": "hf://datasets/lab/web:test"})
 
 
-@pytest.mark.parametrize(
-    ("address", "rule"),
-    [
+def test_what_is_not_there_is_named_in_a_line(web):
+    for address, rule in (
         ("lab/none", r"lab/none cannot be read \(RepositoryNotFoundError"),
-        ("none", "NAME is author/name"),
         ("lab/web:dev", "lab/web:dev cannot be read .*dev"),
         ("lab/several/fr", "lab/several/fr cannot be read .*fr"),
         ("lab/web#body", r"must have a column 'body'; it has text, n,? .*title"),
         ("lab/web#n", "column 'n' of hf://datasets/lab/web#n must hold strings; it holds int"),
-        ("a/b/c/d", "NAME"),
-        ("lab/web:", "NAME"),
-    ],
-)
-def test_what_is_not_there_is_named_in_a_line(web, address, rule):
-    with pytest.raises(ValueError, match=rule) as raised:
-        list(Documents([f"hf://datasets/{address}"]))
-    assert "\n" not in str(raised.value)
+        *((name, "NAME is author/name") for name in ("none", "a/b/c/d", "lab/web:")),
+    ):
+        with pytest.raises(ValueError, match=rule) as raised:
+            list(Documents([f"hf://datasets/{address}"]))
+        assert "\n" not in str(raised.value)
 
 
 def test_a_folder_of_the_name_of_a_dataset_is_not_read_in_its_place(web, tmp_path, monkeypatch):

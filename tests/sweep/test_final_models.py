@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.checkpoints.sources import list_checkpoints
+from embedgeo.report.page import flags
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
@@ -50,7 +51,7 @@ def test_a_folder_saved_by_save_pretrained_is_a_final_model(tmp_path, options):
     assert about.to_numpy().tolist() == [[0, "my-bert", ""]]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
 def test_a_repository_without_steps_is_its_main(hub, options, capsys):
     commit = hub.add(REPOSITORY, "main", checkpoint_files(0))
     hub.add(REPOSITORY, "v1.0", checkpoint_files(1), kind="tags")
@@ -72,6 +73,7 @@ def test_a_repository_without_steps_is_its_main(hub, options, capsys):
         sweep(REPOSITORY, **{**options, "out": options["out"] + "2"}, steps="512")
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_repository_with_steps_is_final_only_where_that_is_asked_for(hub, options):
     for revision, step in (("main", 8), ("step0", 0), ("step8", 8)):
         hub.add(REPOSITORY, revision, checkpoint_files(step))
@@ -113,25 +115,17 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def several(hub, tmp_path):
-    """Two models of one name on the Hub, a local one, a local run and a run on the Hub."""
+@pytest.mark.usefixtures("reader")
+def test_several_models_are_series_of_their_own(hub, tmp_path, options, capsys):
     for author, step in (("lab", 0), ("other", 1)):
         hub.add(f"{author}/tiny", "main", checkpoint_files(step))
-    for revision, step in (("main", 16), ("step2", 2)):
-        hub.add("lab/run", revision, checkpoint_files(step))
+    hub.add("lab/run", "step2", checkpoint_files(2))
     write_files(tmp_path / "mine", checkpoint_files(3))
     local_run(tmp_path / "here", steps=(4, 8))
-    return ["lab/tiny", "other/tiny", str(tmp_path / "mine"), str(tmp_path / "here"), "lab/run"]
-
-
-@pytest.mark.slow
-def test_several_models_are_series_of_their_own(several, options, capsys):
-    assert sweep(several, **options) == 0
-    said = capsys.readouterr().out
-    assert "6 of 6 checkpoints done" in said
-    assert "different models" not in said
-    folder, out = SweepFolder(options["out"]), Path(options["out"])
+    here, mine = str(tmp_path / "here"), str(tmp_path / "mine")
+    assert sweep(["lab/tiny", "other/tiny", mine, here, "lab/run"], **options) == 0
+    assert "6 of 6 checkpoints done" in capsys.readouterr().out
+    folder = SweepFolder(options["out"])
     expected = {
         "lab--tiny--main": ("lab--tiny", "false"),
         "other--tiny--main": ("other--tiny", "false"),
@@ -140,18 +134,12 @@ def test_several_models_are_series_of_their_own(several, options, capsys):
         "here--step8": ("here--step", ""),
         "lab--run--step2": ("lab--run--step", ""),
     }
-    found = {}
-    for name in expected:
-        about, (series,) = folder.facts(name), folder.read(name)["series"].unique()
-        found[name] = (series, about.get("has_step", ""))
-    assert found == expected
+    assert expected == {
+        name: (folder.read(name)["series"].iloc[0], folder.facts(name).get("has_step", ""))
+        for name in expected
+    }
     series = {series for series, _ in expected.values()}
-    assert {path.name for path in (out / "tensorboard").iterdir()} == series
-    for run, steps in (("mine", [0]), ("here--step", [4, 8])):
-        path = str(out / "tensorboard" / run)
-        events = EventAccumulator(path, size_guidance={"scalars": 0}).Reload()
-        assert [event.step for event in events.Scalars("geometry.V/block.00")] == steps
-    assert set(pd.read_csv(out / "metrics.csv")["model"]) == set(several)
+    assert {path.name for path in folder.tensorboard.iterdir()} == series
 
 
 def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
@@ -176,3 +164,25 @@ def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
         "lab--gpt-a",
         "lab--gpt-b",
     ]
+
+
+@pytest.mark.slow
+def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    local_run(run, steps=(8,), kind="gpt2")
+    local_run(run, steps=(32,), kind="gpt_neox_wide")
+    assert sweep(str(run), **options) == 0
+    names = {
+        "step GPTNeoXForCausalLM 16 wide, 2 deep": [1, 2],
+        "step GPT2LMHeadModel 16 wide, 2 deep": [8],
+        "step GPTNeoXForCausalLM 32 wide, 3 deep": [32],
+    }
+    lines = [f"{name}: {', '.join(f'step{step}' for step in names[name])}" for name in names]
+    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
+    assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
+    assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
+    runs = read_runs([Path(options["out"])])
+    assert {run.label: run.steps for run in runs} == {f"out: {name}": names[name] for name in names}
+    for run in runs:
+        (flag,) = [flag for flag in flags(run) if flag.title == "Different models"]
+        assert sorted(flag.details) == sorted(lines)

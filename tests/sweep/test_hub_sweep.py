@@ -96,7 +96,7 @@ def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub,
     assert contents(folder.path) == before
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
 def test_a_sweep_that_evicts_only_reads_the_users_cache_and_mends_nothing_in_it(run, hub, options):
     snapshot_download(REPOSITORY, revision=run["step2"])
     snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
@@ -111,7 +111,7 @@ def test_a_sweep_that_evicts_only_reads_the_users_cache_and_mends_nothing_in_it(
     assert hidden(options["out"]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
 def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options):
     here, elsewhere = (
         Path(options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs")
@@ -126,6 +126,7 @@ def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options):
     assert hidden(options["out"]) == []
 
 
+@pytest.mark.usefixtures("reader")
 def test_evict_false_keeps_everything(run, options):
     sweep(REPOSITORY, **options, evict=False, steps="0,2")
     (repo,) = scan_cache_dir(constants.HF_HUB_CACHE).repos
@@ -144,6 +145,7 @@ def test_a_plan_and_a_check_download_nothing(run, hub, options, capsys):
     assert not any(method in ("GET", "HEAD") and "." in what for method, what, _ in hub.requests)
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_file_that_two_checkpoints_share_is_pointed_out(hub, options, capsys):
     whole, other = checkpoint_files(1, shards=True), checkpoint_files(2, shards=True)
     name = next(name for name in whole if name.startswith("model-00001"))

@@ -95,7 +95,7 @@ def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path):
     weights["old"] = weights.pop("head.bias")
     torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, tmp_path / "a.ckpt")
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
-    with pytest.warns(UserWarning, match="1 weights .* stay as .*head.bias.; 1 .* left out .old"):
+    with pytest.warns(UserWarning, match="Found keys that are .*(head.bias|old)"):
         checkpoint.load()
 
 

@@ -49,6 +49,7 @@ def linked(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.usefixtures("reader")
 def test_a_linked_checkpoint_has_the_name_of_the_link(linked, options, monkeypatch):
     assert sweep(str(linked), **options) == 0
     folder = SweepFolder(options["out"])

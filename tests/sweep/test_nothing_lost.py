@@ -12,8 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from embedgeo.report.page import flags
-from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.locks import Locks
 from tests.files import contents
@@ -21,6 +19,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
 WEIGHTS = "model.safetensors"
+pytestmark = pytest.mark.usefixtures("reader")
 
 
 def done_of(said: str) -> str:
@@ -31,7 +30,6 @@ def done_of(said: str) -> str:
 # ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
 def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
@@ -132,37 +130,10 @@ def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
     assert contents(manifest.parent) == before
 
 
-# ── other models
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.slow
-def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path, options, capsys):
-    run = local_run(tmp_path / "run", steps=(1, 2))
-    local_run(run, steps=(8,), kind="gpt2")
-    local_run(run, steps=(32,), kind="gpt_neox_wide")
-    assert sweep(str(run), **options) == 0
-    names = {
-        "step GPTNeoXForCausalLM 16 wide, 2 deep": [1, 2],
-        "step GPT2LMHeadModel 16 wide, 2 deep": [8],
-        "step GPTNeoXForCausalLM 32 wide, 3 deep": [32],
-    }
-    lines = [f"{name}: {', '.join(f'step{step}' for step in names[name])}" for name in names]
-    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
-    assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
-    assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
-    runs = read_runs([Path(options["out"])])
-    assert {run.label: run.steps for run in runs} == {f"out: {name}": names[name] for name in names}
-    for run in runs:
-        (flag,) = [flag for flag in flags(run) if flag.title == "Different models"]
-        assert sorted(flag.details) == sorted(lines)
-
-
 # ── damaged files
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
 def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)

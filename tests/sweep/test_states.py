@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import embedgeo
+from embedgeo.checkpoints.loading import load_file
 from embedgeo.cli import main
 from tests.models import VOCABULARY, NanoGPT
 
@@ -115,63 +116,39 @@ class Touches:
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "options", "said"),
+    ("options", "said"),
     [
-        (lambda path: model(0).state_dict(), 2, (), "Give --model-class package.module.Class, or"),
-        (
-            lambda path: model(0).state_dict(),
-            2,
-            ("--model-class", "tests.models:no"),
-            "model_class must",
-        ),
-        (
-            lambda path: model(0).state_dict(),
-            2,
-            (*MAKE, "--tokens", "nowhere.npy"),
-            "a file that exists",
-        ),
-        (
-            lambda path: model(0).state_dict(),
-            2,
-            (*MAKE, "--unit", "line"),
-            "leave out text, tokenizer",
-        ),
-        (
-            lambda path: model(0).state_dict(),
-            2,
-            (*MAKE, "--ignore-token-ids", "special"),
-            "and ignore_token_ids special",
-        ),
-        (
-            lambda path: Touches(path / "touched"),
-            3,
-            MAKE,
-            "which is not loaded, as that may run code",
-        ),
-        (lambda path: {"model": {"a": torch.ones(2)}}, 3, MAKE, "are in one of them alone"),
-        (
-            lambda path: NanoGPT(width=8).state_dict(),
-            3,
-            MAKE,
-            "must hold the weights of the model that tests.models:NanoGPT makes; ",
-        ),
-        (lambda path: [1.0], 3, MAKE, "step1.pt must hold the weights"),
+        ((), "Give --model-class package.module.Class, or"),
+        (("--model-class", "tests.models:no"), "model_class must"),
+        ((*MAKE, "--tokens", "nowhere.npy"), "a file that exists"),
+        ((*MAKE, "--unit", "line"), "leave out text, tokenizer"),
+        ((*MAKE, "--ignore-token-ids", "special"), "and ignore_token_ids special"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(tmp_path, ids, capsys, content, status, options, said):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    torch.save(content(tmp_path), folder / "step1.pt")
-    assert said in sweep(capsys, folder, *options, status=status)
+def test_what_does_not_fit_together_is_said(tmp_path, ids, capsys, options, said):
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.save(model(0).state_dict(), run / "step1.pt")
+    assert said in sweep(capsys, run, *options, status=2)
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path):
+    for content, said in (
+        (Touches(tmp_path / "touched"), "which is not loaded, as that may run code"),
+        ({"model": {"a": torch.ones(2)}}, "are in one of them alone"),
+        (NanoGPT(width=8).state_dict(), "weights of the model that tests.models:NanoGPT makes; "),
+        ([1.0], "step1.pt must hold the weights"),
+    ):
+        torch.save(content, tmp_path / "step1.pt")
+        with pytest.raises(ValueError, match=said):
+            load_file(tmp_path / "step1.pt", MAKE[1])
     assert not (tmp_path / "touched").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong", [np.zeros((2, 2, 2), int), np.ones(40), np.full(40, -1), np.zeros(0, int)]
-)
-def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys, wrong):
+def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
     torch.save(model(0).state_dict(), folder / "step1.pt")
-    np.save(tmp_path / "ids.npy", wrong)
-    assert "tokens must be a .npy file of token ids" in sweep(capsys, folder, *MAKE, status=2)
+    for wrong in (np.zeros((2, 2, 2), int), np.ones(40), np.full(40, -1), np.zeros(0, int)):
+        np.save(tmp_path / "ids.npy", wrong)
+        assert "tokens must be a .npy file of token ids" in sweep(capsys, folder, *MAKE, status=2)

@@ -41,9 +41,6 @@ _OTHER_FORMATS = {
     "*_model_states.pt": "save the weights in one file, by zero_to_fp32.py of DeepSpeed",
     "zero_to_fp32.py": "save the weights in one file, by this script of DeepSpeed",
     "pytorch_model_fsdp_*": "save the weights in one file, by accelerate merge-weights",
-    "tf_model.h5": "load it by transformers 4 with from_tf=True, and save_pretrained",
-    "flax_model.msgpack": "load it by transformers 4 with from_flax=True, and save_pretrained",
-    "consolidated*": "convert the weights to a Hugging Face model",
 }
 VOCABULARIES = frozenset(
     {

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,8 +57,8 @@ _MOST_LAYERS = 1000
 # each costs memory even without data, and some counts of modules are not called layers
 _MOST_TENSORS = 200_000
 DeviceMap = str | Mapping[str, Any]
-"""``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read
-when it is needed.
+"""``"auto"``, or devices by names of modules, as accelerate takes them; ``"disk"``: read when it is
+needed.
 """
 ModelClass = str | Callable[..., nn.Module]
 """A LightningModule, or what makes a model without arguments; or its name."""
@@ -188,54 +187,6 @@ def _auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForTextEncoding if is_part else AutoModel
 
 
-def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
-    """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"``
-    as it is.
-    """
-    if isinstance(device_map, str):
-        return device_map
-    names = [name for name, _ in model.named_modules()]
-    if unknown := sorted(map(str, device_map.keys() - set(names))):
-        raise ValueError(
-            f"device_map must name modules of {type(model).__name__}, such as {names[-1]!r}; got "
-            f"{', '.join(unknown)}."
-        )
-    devices = {name: _device(value) for name, value in device_map.items()}
-    placed: dict[str, str] = {}
-
-    def place(name: str, part: nn.Module, outer: str | None) -> None:
-        prefix = f"{name}." if name else ""
-        device = devices.get(name, outer)
-        if any(other.startswith(prefix) and other != name for other in devices):
-            for child, inner in part.named_children():
-                place(prefix + child, inner, device)
-            own = [prefix + parameter for parameter, _ in part.named_parameters(recurse=False)]
-        else:
-            own = [name] if any(True for _ in part.parameters()) else []
-        if own and device is None:
-            raise ValueError(
-                f"device_map must give each weight a device; {own[0]} has none. Add one for '': "
-                f"the rest."
-            )
-        placed.update(dict.fromkeys(own, str(device)))
-
-    place("", model, None)
-    return placed
-
-
-def _device(value: Any) -> str:
-    """The name of one of the machine's devices, or ``disk``."""
-    if value == "disk":
-        return "disk"
-    try:
-        return str(torch.empty(0, device=value).device)
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device_map must name devices of this machine, or disk; got {value!r} "
-            f"({reason(error)})."
-        ) from error
-
-
 def load_model(
     folder: Path,
     contents: Contents,
@@ -251,7 +202,7 @@ def load_model(
     those of the model, in formats whose numbers are the weights.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
-    which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
+    which must stay. Others that a device map puts on disk go into the ``offload_folder``.
     """
     require_whole_index(folder, contents.weights)
     types: dict[str, str] = {}
@@ -260,6 +211,34 @@ def load_model(
     config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
+    _require_described(empty, config, contents, types)
+    model, info = _auto_class(config).from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype or torch.float32,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        trust_remote_code=trust_remote_code,
+        use_safetensors=contents.weights[0].name.endswith(
+            (".safetensors", ".safetensors.index.json")
+        ),
+        weights_only=True,
+    )
+    _require_all_weights(model, info, types)
+    model.config.use_cache = False  # nothing is generated
+    if info["missing_keys"]:  # of a head, which has random weights
+        model = model.base_model
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def _require_described(
+    empty: nn.Module, config: PreTrainedConfig, contents: Contents, types: Mapping[str, str]
+) -> None:
+    """Check that a configuration describes no more than the weights can hold, and their numbers."""
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     # a weight takes half a byte or more; some are tied, or of a head that is not there
@@ -276,34 +255,20 @@ def load_model(
             "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
             f"got {announced}. Dequantize them."
         )
-    placed = None if device_map is None else placement(empty, device_map)
-    del empty
-    auto_class = _auto_class(config)
-    model, info = auto_class.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype or torch.float32,
-        device_map=placed,
-        offload_folder=offload_folder,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
-        trust_remote_code=trust_remote_code,
-        use_safetensors=contents.weights[0].name.endswith(
-            (".safetensors", ".safetensors.index.json")
-        ),
-        weights_only=True,
-    )
+
+
+def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str, str]) -> None:
+    """Check that a checkpoint holds the weights of the loaded model, and no others."""
     body = f"{model.base_model_prefix}."
-    missing = sorted(info["missing_keys"])
     # a model without a head, saved by itself, may keep the name of one in its configuration
     is_whole = model.base_model is model or (
-        type(model).__name__ in (config.architectures or ())
+        type(model).__name__ in (model.config.architectures or ())
         and any(key.startswith(body) for key in types)
     )
-    lacking = [name for name in missing if is_whole or name.startswith(body)]
     wrong = {
-        "missing": lacking,
+        "missing": [
+            key for key in sorted(info["missing_keys"]) if is_whole or key.startswith(body)
+        ],
         "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
         "without a scale": [
             name
@@ -317,8 +282,8 @@ def load_model(
         ],
     }
     if any(wrong.values()):
-        found = "; ".join(f"{what}: {listed(keys, 2)}" for what, keys in wrong.items() if keys)
-        wrapper = next((each for each in _PREFIXES if each in found), "")
+        named = "; ".join(f"{what}: {listed(keys, 2)}" for what, keys in wrong.items() if keys)
+        wrapper = next((each for each in _PREFIXES if each in named), "")
         remedy = (
             f"Its keys have {wrapper!r}, as the state dict of a wrapper has (torch.compile, DDP, "
             "FSDP): save that of the model inside, or take this out of the keys."
@@ -327,13 +292,8 @@ def load_model(
             "dequantize; save no others beside them."
         )
         raise ValueError(
-            f"a checkpoint must hold all weights of the model, and no others; {found}. {remedy}"
+            f"a checkpoint must hold all weights of the model, and no others; {named}. {remedy}"
         )
-    model.config.use_cache = False  # nothing is generated
-    if missing:  # of a head, which has random weights
-        model = model.base_model
-    loaded: nn.Module = model.eval()
-    return loaded
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -378,20 +338,9 @@ def load_file(
                 "as a folder by its save_pretrained."
             )
         weights = stored["state_dict"]
-        with harmless_allowed(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Found keys that are")  # said below, in one line
+        with harmless_allowed():  # it names by a warning what strict_loading=False lets pass
             model: nn.Module = maker.load_from_checkpoint(
                 path, map_location="cpu", weights_only=True
-            )
-        keys = model.state_dict().keys()
-        lacking, unknown = sorted(keys - weights.keys()), sorted(weights.keys() - keys)
-        if not model.strict_loading and (lacking or unknown):
-            warnings.warn(
-                f"{path.name} is loaded with strict_loading=False: {len(lacking)} weights of the "
-                f"model are not in it and stay as its class makes them ({listed(lacking)}); "
-                f"{len(unknown)} of its keys are not the model's and are left out "
-                f"({listed(unknown)}).",
-                stacklevel=2,
             )
     else:
         model = make_model(model_class)

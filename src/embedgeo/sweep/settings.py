@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -84,8 +85,8 @@ class SweepSettings:
         device: where each model runs: ``cpu`` or ``cuda``; default: ``cuda`` where there is one,
             else ``cpu``.
         device_map: spread each model over the devices of the machine: ``auto``, or a mapping of
-            modules to devices, as ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read
-            when it is needed.
+            modules to devices as accelerate takes it; what is on ``disk`` is read when it is
+            needed.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out, by their ids; or ``special``: the tokenizer's special
             tokens.
@@ -185,13 +186,10 @@ class SweepSettings:
                 listed or name in ("text", "extra")
             ):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
-        for option in fields(self):
-            choices = get_args(option.type) if get_origin(option.type) is Literal else ()
-            value = getattr(self, option.name)
-            if choices and value not in choices:
-                raise ValueError(
-                    f"{option.name} must be one of {', '.join(choices)}; got {value!r}."
-                )
+        for name, choices in _choices().items():
+            value = getattr(self, name)
+            if value not in choices and value != getattr(SweepSettings, name):
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
         for name in ("ignore_token_ids", "count_range", "removed_directions"):
             numbers: Any = getattr(self, name)
             if name == "ignore_token_ids" and numbers in (SPECIAL, [SPECIAL]):
@@ -207,11 +205,13 @@ class SweepSettings:
                 f"skip_first_positions must leave some of the {self.length} of seq_len; got "
                 f"{skipped}."
             )
-        if self.device not in (None, "cpu", "cuda"):
-            raise ValueError(f"device must be one of None, cpu, cuda; got {self.device!r}.")
         self._require_texts()
         self._require_types()
-        self._require_ray()
+        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
+            raise ValueError(
+                "ray_address, workers and resources say where to measure on Ray; give --on ray "
+                "with them."
+            )
         if self.device_map is not None:
             self._require_device_map()
 
@@ -269,15 +269,6 @@ class SweepSettings:
             raise ValueError(
                 "removed_directions must be numbers, 1 or more, as 1,3,10; got "
                 f"{self.removed_directions!r}."
-            )
-
-    def _require_ray(self) -> None:
-        if self.on not in (None, "ray"):
-            raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
-        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
-            raise ValueError(
-                "ray_address, workers and resources say where to measure on Ray; give --on ray "
-                "with them."
             )
 
     def _require_device_map(self) -> None:
@@ -366,3 +357,15 @@ class SweepSettings:
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {**recorded, "text_sha256": text_sha256}
+
+
+@cache
+def _choices() -> Mapping[str, tuple[str, ...]]:
+    """The values that an option may have, apart from its default, by its type."""
+    kinds = {option.name: (option.type, *get_args(option.type)) for option in fields(SweepSettings)}
+    return {
+        name: get_args(kind)
+        for name, each in kinds.items()
+        for kind in each
+        if get_origin(kind) is Literal
+    }

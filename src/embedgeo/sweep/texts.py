@@ -257,8 +257,7 @@ def _tokenize(
     sha256: str,
 ) -> ProbeText:
     special = tokenizer.all_special_ids
-    if SPECIAL in settings.ignore_token_ids:
-        settings = replace(settings, ignore_token_ids=special)
+    ignored = special if SPECIAL in settings.ignore_token_ids else settings.ignore_token_ids
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.length)
     if settings.unit == "sequence":
@@ -271,27 +270,13 @@ def _tokenize(
         with_words=settings.rows == "words",
     )
     token_ids = tokenized.token_ids
-    usual = [] if for_encoder else chosen_special_tokens(tokenizer, "default")[0]
-    before = token_ids[: tokenized.num_before].tolist()
-    begins_with = ""
-    if usual and not before:
-        begins_with = f"nothing, where the tokenizer puts {tokenizer.decode(usual)}"
-    elif before and not for_encoder:
-        is_context = settings.special_tokens == "default" and not settings.count_special
-        begins_with = f"{tokenizer.decode(before)}, {'no row' if is_context else 'a row'}"
-        skipped = max(settings.skip_first_positions, is_context * len(before))
-        settings = replace(settings, skip_first_positions=skipped)
+    begins_with, num_context = "", 0
+    if not for_encoder:
+        before = token_ids[: tokenized.num_before].tolist()
+        begins_with, num_context = _beginning(before, tokenizer, settings)
     types = None
     if settings.types == "string":
-        types = string_types(token_ids, tokenizer, {*special, *settings.ignore_token_ids})
-    if tokenized.words is not None:
-        token_texts = dict(enumerate(tokenized.words.spelled))
-    else:
-        token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
-        if types is not None:
-            token_texts = {
-                i: text.removeprefix("##").strip() or text for i, text in token_texts.items()
-            }
+        types = string_types(token_ids, tokenizer, {*special, *ignored})
     masked = None
     if for_encoder and tokenizer.mask_token_id is not None:
         drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
@@ -303,14 +288,37 @@ def _tokenize(
         mask_token_id=None if masked is None else tokenizer.mask_token_id,
         words=tokenized.words,
         types=types,
-        token_texts=token_texts,
+        token_texts=_token_texts(tokenized, tokenizer, without_marks=types is not None),
         num_cut=tokenized.num_cut,
-        skip_first_positions=settings.skip_first_positions,
-        ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
+        skip_first_positions=max(settings.skip_first_positions, num_context),
+        ignore_token_ids=tuple(map(int, ignored)),
         begins_with=begins_with,
         special_token_ids=special,
         text_sha256=sha256 or digest.hexdigest(),
     )
+
+
+def _beginning(
+    before: list[int], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings
+) -> tuple[str, int]:
+    """What each text of a decoder begins with, in words; how many of these tokens are no rows."""
+    if before:
+        is_context = settings.special_tokens == "default" and not settings.count_special
+        row = "no row" if is_context else "a row"
+        return f"{tokenizer.decode(before)}, {row}", is_context * len(before)
+    usual = chosen_special_tokens(tokenizer, "default")[0]
+    return (f"nothing, where the tokenizer puts {tokenizer.decode(usual)}" if usual else ""), 0
+
+
+def _token_texts(
+    tokenized: TokenizedText, tokenizer: PreTrainedTokenizerBase, *, without_marks: bool
+) -> dict[int, str]:
+    if tokenized.words is not None:
+        return dict(enumerate(tokenized.words.spelled))
+    texts = {i: str(tokenizer.decode([i])) for i in tokenized.token_ids.unique().tolist()}
+    if without_marks:
+        return {i: text.removeprefix("##").strip() or text for i, text in texts.items()}
+    return texts
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
@@ -364,8 +372,6 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     """
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, text.token_ids)
-    if settings.device_map is not None:
-        loading.placement(model, settings.device_map)
     network = measured_model(model)
     takes_mask = (
         isinstance(network, PreTrainedModel)
