@@ -39,7 +39,7 @@ from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.geometry import Geometry
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, state_bytes
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -326,10 +326,10 @@ def _held_bytes(
             name = type(metric).__name__
             held[name] += 0
             if isinstance(metric, GeometryMetric):
-                of_metric = metric.state_bytes(num_rows, min(num_rows, most_types))
+                of_metric = state_bytes(metric, num_rows, min(num_rows, most_types))
                 if metric.has_copies and num_groups:
                     rows = -(-num_rows // num_groups)
-                    of_metric += num_groups * metric.state_bytes(rows, min(rows, most_types))
+                    of_metric += num_groups * state_bytes(metric, rows, min(rows, most_types))
                 # once a row is massive there is a copy of the ordinary ones
                 held[name] += of_metric * (2 if metric.keys_without_massive else 1)
     return held

@@ -1,4 +1,3 @@
-import functools
 import itertools
 
 import pytest
@@ -7,8 +6,15 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional import Sample
-from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_position
-from tests.strategies import seeds
+from embedgeo.functional.distributed import Ranks
+from embedgeo.functional.rows import select_rows
+from embedgeo.functional.sampling import (
+    ONE_RANK,
+    row_keys,
+    row_numbers,
+    sample_batches,
+    stream_position,
+)
 
 NUMBERS = torch.arange(40.0)[:, None]
 
@@ -34,44 +40,52 @@ def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
     assert lagged[0, 1].abs() < 0.02
 
 
-def streams_of(batches, num_streams, size, seed):
-    """The samples of streams that take batches in turn, each of which is a slice of `NUMBERS`."""
-    samples = [Sample.empty(1, size, seed=seed)] * num_streams
-    for i, batch in enumerate(batches):
-        stream = i % num_streams
-        samples[stream] = samples[stream].extend(
-            NUMBERS[batch], stream=stream, num_streams=num_streams
-        )
-    return samples
+def sample_of(batches, size, seed, ranks=ONE_RANK):
+    """A sample of the rows of `NUMBERS` in these slices."""
+    sample = Sample.empty(1, size, seed=seed)
+    for batch in batches:
+        sample = sample.extend(select_rows(NUMBERS[batch], dim=1), ranks=ranks)
+    return sample
 
 
-def merged(samples):
-    return functools.reduce(Sample.merge, samples)
+def reduced(samples):
+    """The sample of all ranks, whose tensors are exchanged here."""
+    ways = [each.reduction(Ranks(rank, len(samples))) for rank, each in enumerate(samples)]
+
+    def exchanged(tensors, by):
+        return {name: by(torch.stack([each[name] for each in tensors])) for name in tensors[0]}
+
+    found = exchanged([way.maxima() for way in ways], lambda each: each.amax(0))
+    for phase in ("counts", "sums", "squares"):
+        found = exchanged([getattr(way, phase)(found) for way in ways], lambda each: each.sum(0))
+    return ways[0].result(found)
 
 
-@pytest.mark.parametrize("num_streams", [1, 3])
-def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(num_streams):
-    batches = [slice(*pair) for pair in itertools.pairwise([0, 3, 10, 12, 30, 31, 40])]
+def drawn_by_ranks(bounds, num_ranks, size, seed):
+    """Rows that ranks draw which take batches between bounds in turn."""
+    batches = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    ranks = [Ranks(rank, num_ranks) for rank in range(num_ranks)]
+    return drawn(
+        reduced([sample_of(batches[each.rank :: num_ranks], size, seed, each) for each in ranks])
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_every_row_is_drawn_as_often_where_batches_of_ranks_differ_in_size(num_ranks):
     repeats, size = 100, 8
     counts = torch.zeros(40)
     for seed in range(repeats):
-        rows = merged(streams_of(batches, num_streams, size, seed)).rows.flatten().long()
-        assert rows.unique().numel() == size
-        counts[rows] += 1
+        rows = drawn_by_ranks([0, 3, 10, 12, 30, 31, 40], num_ranks, size, seed)
+        assert len({*rows}) == size
+        counts[torch.tensor(rows).long()] += 1
     mean = repeats * size / 40
     assert ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40 < 72.1  # 0.999
 
 
-@settings(max_examples=40)
-@given(st.integers(1, 9), st.integers(1, 40), seeds, st.integers(1, 4))
-def test_streams_of_even_batches_but_the_last_draw_what_one_does(
-    size, batch_size, seed, num_streams
-):
-    batches = [slice(start, start + batch_size) for start in range(0, 40, batch_size)]
-    alone_has_the_last = len(batches) <= num_streams and 40 % batch_size > 0
-    one = Sample.empty(1, size, seed=seed).extend(NUMBERS)
-    if not alone_has_the_last:  # which else takes the others to be as small
-        assert drawn(merged(streams_of(batches, num_streams, size, seed))) == drawn(one)
+@pytest.mark.parametrize(("num_ranks", "length", "size"), [(2, 7, 9), (3, 13, 5), (4, 6, 40)])
+def test_ranks_with_even_batches_but_the_last_draw_what_one_process_does(num_ranks, length, size):
+    one = drawn(sample_of([slice(0, 40)], size, 3))
+    assert drawn_by_ranks([*range(0, 40, length), 40], num_ranks, size, 3) == one
 
 
 def test_keys_are_those_of_earlier_versions():
@@ -83,7 +97,8 @@ def test_keys_are_those_of_earlier_versions():
     ("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)]
 )
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
-    sample = Sample.empty(1, 24).extend(NUMBERS[:seen], NUMBERS[:seen, 0].long())
+    rows = select_rows(NUMBERS[:seen], dim=1)
+    sample = Sample.empty(1, 24).extend(rows, NUMBERS[:seen, 0].long())
     batches = sample_batches(sample, 8)
     rows, labels = [batch.rows for batch in batches], [batch.labels for batch in batches]
     assert [len(batch) for batch in rows] == lengths

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.functional import Moments, row_moments
 from embedgeo.functional.moments import Parts, Pooling
@@ -123,8 +124,13 @@ def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
             metric.sync_context(distributed_available=lambda: True),
         ):
             raise RuntimeError("inside")
-        metric.sync(distributed_available=lambda: True)
-        metric.unsync()
+        with metric.sync_context(distributed_available=lambda: True):
+            assert metric.num_rows == N
+            with (
+                pytest.raises(TorchMetricsUserError, match="already been synced"),
+                metric.sync_context(distributed_available=lambda: True),
+            ):
+                pass
     finally:
         dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ from embedgeo import (
     observe,
 )
 from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
+from embedgeo.metrics.base import state_bytes
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, table_bytes
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
@@ -55,7 +56,7 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     metric.update(
         torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
     )
-    assert metric.state_bytes(n, 5) == sum(state.nbytes for state in metric.metric_state.values())
+    assert state_bytes(metric, n, 5) == sum(state.nbytes for state in metric.metric_state.values())
 
 
 def held_by_tables(geometry):
@@ -87,7 +88,7 @@ def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(jackknife)
 
 
 def test_a_table_has_no_more_types_than_rows_nor_than_there_are():
-    of_types = TokenMoments(64).state_bytes(0, 1) - TokenMoments(64).state_bytes(0)
+    of_types = state_bytes(TokenMoments(64), 0, 1) - state_bytes(TokenMoments(64), 0)
     metrics = default_metrics(64)
     assert table_bytes(metrics, 100, 7) == 7 * of_types
     assert table_bytes(metrics, 5, 7) == 5 * of_types
@@ -277,7 +278,9 @@ def evaluated(formula, n, d, types):
 @pytest.mark.parametrize("name", METRICS)
 def test_the_documented_bytes_are_those_of_the_states(documented, name, n, d, types):
     made = METRICS[name](d)
-    each = [metric.state_bytes(n, types) for metric in (made if isinstance(made, list) else [made])]
+    each = [
+        state_bytes(metric, n, types) for metric in (made if isinstance(made, list) else [made])
+    ]
     assert sum(each) == evaluated(documented[name][0], n, d, types)
 
 

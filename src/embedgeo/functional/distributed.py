@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,11 @@ class Ranks(NamedTuple):
 
     rank: int
     num_ranks: int
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        """Those of a process group; one rank where none has been initialized."""
+        return cls(current_rank(group), num_ranks(group))
 
     def placed(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """Zeros that have this rank's tensor at its place along the first axis.
@@ -75,10 +80,15 @@ class Reduction(Protocol):
 
 
 class State(Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
+    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
+
+    A metric holds tensors of integers on the CPU, and the others where the rows are.
+    """
 
     def merge(self, other: Self) -> Self:
-        """The state of the rows of ``self`` followed by those of ``other``."""
+        """The state of the rows of ``self`` followed by those of ``other``, which have been counted
+        from 0.
+        """
 
     def reduction(self, ranks: Ranks) -> Reduction:
         """The way to the state of the rows of all ranks, which have shared no sequence."""
@@ -86,6 +96,16 @@ class State(Protocol):
     def _asdict(self) -> dict[str, Any]: ...
 
     def __iter__(self) -> Iterator[Any]: ...
+
+
+@runtime_checkable
+class GrowingState(State, Protocol):
+    """A state that takes more memory once it has seen rows."""
+
+    def num_bytes(self, num_rows: int, num_types: int) -> int:
+        """Bytes of the state, given that of no rows, of so many rows, in float32 or less, and so
+        many token types.
+        """
 
 
 S = TypeVar("S", bound=State)
@@ -313,7 +333,7 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
     that are `together` tell each other that they have come to it, and as many again for each 512
     MiB. A tensor that is larger is reduced in place, without a copy.
     """
-    ranks = Ranks(current_rank(group), num_ranks(group))
+    ranks = Ranks.of(group)
     ways = [state.reduction(ranks) for state in states]
 
     def reduced(of_ways: Sequence[Tensors], op: Any = dist.ReduceOp.SUM) -> list[Tensors]:

@@ -44,8 +44,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_state(sums: Sums) -> Sums:
-    """The sums over a batch on the device of the states, with the floating-point ones in
-    float64.
+    """The sums over a batch on the device of the states, with the floating-point ones in float64,
+    and integers on the CPU.
     """
     return type(sums)(*[_to_state(tensor) for tensor in sums])
 
@@ -53,16 +53,17 @@ def to_state(sums: Sums) -> Sums:
 def _to_state(tensor: Any) -> Any:
     if tensor.dtype == torch.float64:  # as most are, on a device that has it
         return tensor
-    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
-    return tensor.to(state_device(tensor.device), dtype)
+    if not tensor.is_floating_point():
+        return tensor.cpu()
+    return tensor.to(state_device(tensor.device), torch.float64)
 
 
-def on_one_device(state: Sums, device: torch.device) -> Sums:
-    """A state with its fields that are held on the CPU on the device of the others: to be exchanged
-    between ranks.
-    """
-    names: tuple[str, ...] = getattr(state, "on_cpu", ())
-    return state._replace(**{name: getattr(state, name).to(device) for name in names})
+def on_device(state: Sums, device: torch.device) -> Sums:
+    """A state with all of its tensors on a device: to be exchanged between ranks."""
+    fields = state._asdict().items()
+    return state._replace(
+        **{name: each.to(device) for name, each in fields if isinstance(each, Tensor)}
+    )
 
 
 @cache

@@ -19,23 +19,22 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Ranks, Tensors
 from embedgeo.functional.precision import sent
+from embedgeo.functional.rows import Rows
 
 N = TypeVar("N", int, Tensor)
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
+ONE_RANK = Ranks(0, 1)
 _COLUMNS = "rows", "keys", "labels", "positions"  # with an entry for each row of a sample
 
 
 class Sample(NamedTuple):
     """A uniform sample of the rows of one or more streams.
 
-    Streams whose samples are to be merged must differ in their seed or number, or the same
-    positions are drawn; a sample that goes on where another one ends is its `followed_by`.
-
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
-        keys: shape (m,), float64 in [0, 1).
+        keys: shape (m,), int64 of 53 bits.
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; of all
             ranks their numbers.
@@ -55,11 +54,6 @@ class Sample(NamedTuple):
     size: int
     seed: int = 0
 
-    @property
-    def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU."""
-        return ("seen", "batches")
-
     @classmethod
     def empty(
         cls,
@@ -75,7 +69,7 @@ class Sample(NamedTuple):
         labels = none if num_labels is None else none.new_zeros(0, num_labels)
         return cls(
             torch.zeros(0, dim),
-            none.double(),
+            none,
             labels,
             none,
             torch.tensor(0),
@@ -84,52 +78,37 @@ class Sample(NamedTuple):
             seed,
         )
 
-    def extend(
-        self,
-        x: Tensor,
-        labels: Tensor | None = None,
-        *,
-        numbers: Tensor | None = None,
-        num_rows: int | None = None,
-        stream: int = 0,
-        num_streams: int = 1,
-    ) -> "Sample":
-        """The sample once the next batch of the stream has been seen.
+    def extend(self, rows: Rows, labels: Tensor | None = None, ranks: Ranks = ONE_RANK) -> "Sample":
+        """The sample once the next batch has been seen, of the stream that has the number of the
+        rank.
 
         Args:
-            x: rows of the batch, shape (n, d).
-            labels: of these rows.
-            numbers: which rows of the batch they are, shape (n,), on the CPU. Default: all.
-            num_rows: number of all rows of the batch. Default: n.
-            stream: the number of the stream.
-            num_streams: how many streams there are. Rows of one stream are numbered in turn, of
-                several as the module says.
+            rows: of the batch.
+            labels: of these rows, shape (n,) or (n, L), on the CPU.
+            ranks: each of them has a stream. Rows of one stream are numbered in turn, of several as
+                the module says.
         """
-        count = len(x) if num_rows is None else num_rows
-        device = self.keys.device
+        count = rows.num_kept
         batches = self.batches
-        if num_streams > 1:
-            batches = torch.cat(
-                (batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count))
-            )
-        number = self._next_number(batches, stream, num_streams)
-        start = stream_position(stream, int(self.seen))
-        keys, positions = _of_batch(int(number), start, count, self.seed, device)
-        if numbers is not None:
-            chosen = sent(numbers, device)
-            keys, positions = keys.index_select(0, chosen), positions.index_select(0, chosen)
-        held = self.labels
-        labels = held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels.to(held)
-        rows = self._replace(
+        if ranks.num_ranks > 1:
+            size = batches.new_full((1,), (ranks.num_ranks << _STREAM_BITS) + count)
+            batches = torch.cat((batches, size))
+        number = self._next_number(batches, *ranks)
+        start = stream_position(ranks.rank, int(self.seen))
+        keys, positions = _of_batch(int(number), start, count, self.seed)
+        if rows.numbers is not None:
+            keys, positions = keys[rows.numbers], positions[rows.numbers]
+        x, held = rows.embeddings, self.labels
+        batch = self._replace(
             rows=x,
             keys=keys,
-            labels=labels,
+            labels=held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels,
             positions=positions,
             seen=self.seen.new_full((), count),
         )
-        return self.merge(rows)._replace(batches=batches)
+        return self._with(batch)._replace(batches=batches)
 
-    def merge(self, other: "Sample") -> "Sample":
+    def _with(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are
         copied.
         """
@@ -147,13 +126,12 @@ class Sample(NamedTuple):
             torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32
         )
         return self._replace(
-            rows=torch.cat([part.to(self.keys.device, dtype) for part in parts]),
+            rows=torch.cat([part.to(self.rows.device, dtype) for part in parts]),
             **columns,
             seen=self.seen + other.seen,
-            batches=self.batches if len(self.batches) else other.batches,
         )
 
-    def followed_by(self, other: "Sample") -> "Sample":
+    def merge(self, other: "Sample") -> "Sample":
         """The sample of a stream that goes on with the rows of another one, which are counted from
         0 there.
 
@@ -163,8 +141,9 @@ class Sample(NamedTuple):
         Raises:
             ValueError: it has left out rows, and the keys of both are those of one seed.
         """
+        batches = torch.cat((self.batches, other.batches))
         if not int(self.seen) or not int(other.seen):
-            return self.merge(other)
+            return self._with(other)._replace(batches=batches)
         sizes = other.batches & _IN_STREAM if len(other.batches) else other.seen[None]
         streams = other.positions >> _STREAM_BITS
         is_one_stream = bool((streams == streams[:1]).all()) and bool(sizes.sum() == other.seen)
@@ -178,8 +157,7 @@ class Sample(NamedTuple):
                 f"{len(keys)} of them. Give them different seeds."
             )
         shifted = other._replace(keys=keys, positions=other.positions + int(self.seen))
-        batches = torch.cat((self.batches, other.batches))
-        return self.merge(shifted)._replace(batches=batches)
+        return self._with(shifted)._replace(batches=batches)
 
     def _keys_after(self, other: "Sample", sizes: Tensor) -> Tensor:
         """Keys of all rows of another stream in batches of these sizes, which follow the rows of
@@ -196,9 +174,9 @@ class Sample(NamedTuple):
             numbers.append(torch.as_tensor(sample._next_number(batches, stream, num_streams)))
             seen = seen + size
         ends = sizes.cumsum(0)
-        offsets = sent(torch.stack(numbers) - ends + sizes, other.keys.device)
+        offsets = torch.stack(numbers) - ends + sizes
         places = other.positions & _IN_STREAM
-        batch = torch.searchsorted(sent(ends, places.device), places, right=True)
+        batch = torch.searchsorted(ends, places, right=True)
         return _keys(offsets[batch] + places, self.seed)
 
     def _is_whole(self) -> Tensor:
@@ -213,7 +191,7 @@ class Sample(NamedTuple):
         num_own = int((drawn < num_held).sum())
         places = drawn[:num_own], drawn[num_own:] - num_held
         pairs = zip((self.rows, others), places, strict=True)
-        return [rows.index_select(0, each.to(rows.device)) for rows, each in pairs]
+        return [rows.index_select(0, sent(each, rows.device)) for rows, each in pairs]
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
@@ -221,6 +199,12 @@ class Sample(NamedTuple):
         return self._replace(
             **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
         )
+
+    def num_bytes(self, num_rows: int, num_types: int) -> int:
+        """Bytes of the rows that are drawn, in one process."""
+        columns = [getattr(self, name) for name in _COLUMNS]
+        of_row = sum(each.itemsize * each.shape[1:].numel() for each in columns)
+        return self.seen.nbytes + min(num_rows, self.size) * of_row
 
     def reduction(self, ranks: Ranks) -> "_Drawing":
         """Ranks draw from the rows of all of them."""
@@ -323,21 +307,19 @@ def require_seed(seed: int) -> None:
 
 
 @lru_cache(maxsize=4)  # samples of all layers draw from the same rows
-def _of_batch(
-    number: int, start: int, count: int, seed: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _of_batch(number: int, start: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Keys of the next rows, of which ``number`` is the first one's, and positions, of which
     ``start`` is.
     """
     places = torch.arange(count, device="cpu")
-    return sent(_keys(number + places, seed), device), sent(start + places, device)
+    return _keys(number + places, seed), start + places
 
 
-def row_keys(start: int, count: int, *, seed: int, device: torch.device | None = None) -> Tensor:
+def row_keys(start: int, count: int, *, seed: int) -> Tensor:
     """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,),
     float64 in [0, 1).
     """
-    return _keys(start + torch.arange(count, device=device), seed)
+    return _keys(start + torch.arange(count, device="cpu"), seed).double() * 2.0**-53
 
 
 def stream_position(stream: int, place: N) -> N:
@@ -364,7 +346,7 @@ def _keys(numbers: Tensor, seed: int) -> Tensor:
     # The seed is mixed once more than the number: it must neither shift the sequence nor be
     # interchangeable with it.
     z = _mix(numbers) + _mix(_mix(torch.full((), seed, device=numbers.device)))
-    return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
+    return _shift(_mix(z), 11)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -83,6 +83,10 @@ class Scatter(NamedTuple):
         """This mean and scatter."""
         return Scatter(parts.n, *parts.means, *parts.powers[0], *parts.largest)
 
+    def num_bytes(self, num_rows: int, num_types: int) -> int:
+        """Bytes with a matrix of shape (d, d)."""
+        return sum(each.nbytes for each in self.expanded())
+
     def tells(self) -> Tensor:
         """Marks of the coordinates whose variance the dtype of the rows can tell, shape (d,).
 
@@ -469,6 +473,11 @@ class AnisotropyBatches(NamedTuple):
     def reduction(self, ranks: Ranks) -> Pooling:
         """Ranks pool the moments of their batches, for no batch spans two ranks."""
         return Pooling(self)
+
+    def num_bytes(self, num_rows: int, num_types: int) -> int:
+        """Bytes with the rows that do not fill a batch."""
+        moments = self.n.nbytes + self.mean.nbytes + self.m2.nbytes
+        return moments + num_rows % self.size * self.pending.shape[1] * self.pending.itemsize
 
     def parts(self) -> Parts:
         """The moments of the batches."""

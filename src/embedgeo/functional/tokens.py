@@ -66,11 +66,6 @@ class TokenTable(NamedTuple):
     sequence_n2: Tensor
     sequence_m2: Tensor
 
-    @property
-    def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU."""
-        return ("token_ids",)
-
     @classmethod
     def empty(cls, dim: int) -> "TokenTable":
         """The table of no rows."""
@@ -103,6 +98,10 @@ class TokenTable(NamedTuple):
     def reduction(self, ranks: Ranks) -> "_UnitedTables":
         """Ranks pool what they have of each token type that any of them has."""
         return _UnitedTables(self, ranks)
+
+    def num_bytes(self, num_rows: int, num_types: int) -> int:
+        """Bytes of so many token types."""
+        return num_types * sum(each.itemsize * each.shape[1:].numel() for each in self)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""

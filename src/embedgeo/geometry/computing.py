@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, is_distributed
-from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values, values_of
 from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
 from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
@@ -123,8 +123,9 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
     owners = dict[str, str]()
     whole = [*layer.with_their_copies()]
     try:
+        has_errors = layer.num_groups > 0
         for metric, copies in whole:
-            found, found_errors = _values_of_metric(metric, copies, has_errors=layer.num_groups > 0)
+            found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
             name = type(metric).__name__
             for key in found:
                 if key in owners:
@@ -136,9 +137,12 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
             values |= found
             errors |= found_errors
         for metric, copies in layer.ordinary():
-            found, found_errors = _ordinary_values(metric, copies, has_errors=layer.num_groups > 0)
-            values |= found
-            errors |= found_errors
+            found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
+            kept = metric.keys_without_massive
+            values |= {without_massive(key): found[key] for key in kept if key in found}
+            errors |= {
+                without_massive(key): found_errors[key] for key in kept if key in found_errors
+            }
         held = [] if layer.skip_massive else [metric for metric, _ in whole]
         values |= massive_values(layer.massive, held)
         return _pairs(values, errors)
@@ -152,25 +156,7 @@ def _values_of_metric(metric: Any, copies: list[Any], *, has_errors: bool) -> Va
             return require_values(compute_alone(metric)), {}
         if has_errors:
             return metric.compute_with_errors(copies)
-        return metric.values(), {}
-
-
-def _ordinary_values(
-    metric: GeometryMetric, copies: list[Any], *, has_errors: bool
-) -> ValuesAndErrors:
-    """Values of a metric that has seen the ordinary rows alone, by the keys without massive
-    rows.
-    """
-    with named(metric):
-        if has_errors:
-            found = metric.compute_with_errors(copies)
-        else:
-            found = metric.values_without_massive(), {}
-    kept = metric.keys_without_massive
-    values, errors = (
-        {without_massive(key): each for key, each in some.items() if key in kept} for some in found
-    )
-    return values, errors
+        return values_of(metric), {}
 
 
 def _pairs(values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> Pairs:

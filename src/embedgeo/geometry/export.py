@@ -71,7 +71,7 @@ def layer_sample(metrics: LayerMetrics, *, kept: bool = False) -> LayerSample | 
             # they came from it
             sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)
             sample["row_numbers"] = sample.pop("positions")
-        held["n"] = int(metric.num_finite)
+        held["n"] = int(metric.num_rows - metric.num_nonfinite)
         held |= {name: tensor.cpu() for name, tensor in sample.items()}
     return LayerSample(**held) if held else None
 

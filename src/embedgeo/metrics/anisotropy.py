@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
@@ -212,27 +213,22 @@ class Anisotropy(GeometryMetric):
             self.declare(Scatter.empty(dim))
         else:
             self.declare(Sample.empty(dim, sample_size, seed=seed))
+            self.compromise = (
+                f"Anisotropy is that of a sample of {sample_size:,} rows "
+                f"({size(4 * dim * sample_size)}) at layers of width {dim}, not of the scatter of "
+                f"all ({size(8 * dim**2)}): compare it with anisotropy_null, and with samples of "
+                "as many rows."
+            )
         if batch_size is not None:
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
         if self.sample_size is not None:
-            self.draw(rows)
+            self.store(self.load(Sample).extend(rows, ranks=Ranks.of(self.process_group)))
             return
         self.extend(row_scatter(rows.embeddings, small=self.spectrum))
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
-
-    @property
-    def compromise(self) -> str:
-        if self.sample_size is None:
-            return ""
-        return (
-            f"Anisotropy is that of a sample of {self.sample_size:,} rows "
-            f"({size(4 * self.dim * self.sample_size)}) at layers of width {self.dim}, not of the "
-            f"scatter of all ({size(8 * self.dim**2)}): compare it with anisotropy_null, and with "
-            "samples of as many rows."
-        )
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order;
@@ -257,7 +253,8 @@ class Anisotropy(GeometryMetric):
     def samples(self) -> Table:
         if not self.has_samples:
             return {}
-        mean = self.mean.where(self.num_finite > 0, torch.nan)
+        held = self.load(Scatter)
+        mean = held.mean.where(held.n > 0, torch.nan)
         return {"mean": mean, "eigenvalues": self.eigenvalues()}
 
     @staticmethod
@@ -285,7 +282,7 @@ class Anisotropy(GeometryMetric):
         return {
             "index": index,
             "eigenvalue": self.eigenvalues(),
-            "n": self.num_finite.expand(self.dim),
+            "n": self.load(Scatter).n.long().expand(self.dim),
         }
 
 

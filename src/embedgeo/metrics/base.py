@@ -3,7 +3,7 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from hashlib import blake2b
@@ -19,19 +19,15 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.functional.distributed import (
     Group,
+    GrowingState,
     Ranks,
     State,
-    current_rank,
-    num_ranks,
     reduce_states,
 )
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
 from embedgeo.functional.moments import Parts, Pooling
-from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
+from embedgeo.functional.precision import on_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
-from embedgeo.functional.sampling import Sample
-from embedgeo.functional.spectrum import AnisotropyBatches, Scatter
-from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
 if TYPE_CHECKING:
@@ -48,11 +44,6 @@ class RowCounts(NamedTuple):
 
     num_rows: Tensor
     num_nonfinite: Tensor
-
-    @property
-    def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU: all of them."""
-        return self._fields
 
     def merge(self, other: "RowCounts") -> "RowCounts":
         """The numbers of rows of both."""
@@ -72,6 +63,7 @@ class RowCounts(NamedTuple):
 
 
 S = TypeVar("S", bound=State)
+M = TypeVar("M", bound="GeometryMetric")
 
 
 def require_values(found: object) -> dict[str, Tensor]:
@@ -157,6 +149,16 @@ class GeometryMetric(Metric):
     has_samples: bool = False
     """True where `samples` has anything to save."""
 
+    is_ordinary: bool = False
+    """True of a copy that sees the rows of a layer which are not massive: of its values only those
+    of `keys_without_massive` are read.
+    """
+
+    compromise: str = ""
+    """A sentence on what is held in place of something larger, and its effect; empty where nothing
+    is.
+    """
+
     _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor  # number of rows that masks have kept; on the CPU
@@ -175,15 +177,13 @@ class GeometryMetric(Metric):
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._place = torch.get_default_device()  # of the states
-        # while `sync` has put those of all ranks in their place
-        self._own_states: dict[str, Any] | None = None
         # of the groups, by key, once `compute_with_errors` has run
         self.deviations: dict[str, Tensor] = {}
-        self._declared: dict[type[Any], Any] = {}
+        self._is_synced_now = False  # in `sync_context`
+        self.declared: dict[type[Any], Any] = {}  # the states of no rows
         self._names: dict[type[Any], dict[str, str]] = {}  # of states, by field
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
-        self._on_cpu = {"settings"}
         self.declare(RowCounts(torch.tensor(0), torch.tensor(0)))
         text = repr((type(self).__qualname__, settings, kwargs))
         digest = list(blake2b(text.encode(), digest_size=8).digest())
@@ -252,7 +252,7 @@ class GeometryMetric(Metric):
         if state_device(device) != self.device:
             self.to(device)
         if not int(self.num_rows):
-            self._untouched.update(self._declared)
+            self._untouched.update(self.declared)
         try:
             self.update_states(rows)
         finally:
@@ -287,58 +287,16 @@ class GeometryMetric(Metric):
         """
         return {}
 
-    @property
-    def num_finite(self) -> Tensor:
-        """Number of rows seen that count: that masks have kept, without those with a NaN or Inf;
-        scalar.
-        """
-        return (self.num_rows - self.num_nonfinite).to(self.device)
-
-    @property
-    def compromise(self) -> str:
-        """A sentence on what is held in place of something larger, and its effect; empty where
-        nothing is.
-        """
-        return ""
-
-    def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
-        """Bytes of the states once they have seen so many rows, in float32 or less, of so many
-        token types (0: without token ids).
-        """
-        total = self.settings.nbytes
-        for state in self._declared.values():
-            tensors = [each for each in state if isinstance(each, Tensor)]
-            total += sum(each.nbytes for each in tensors)
-            entries = (each for each in tensors if each.shape[:1] == (0,))
-            of_entry = sum(each.itemsize * each.shape[1:].numel() for each in entries)
-            match state:
-                case TokenTable():
-                    total += num_types * of_entry
-                case Scatter():
-                    total += 8 * (self.dim**2 - 1)
-                case AnisotropyBatches():
-                    total += num_rows % state.size * of_entry
-                case Sample():  # its batches are no rows
-                    total += min(num_rows, state.size) * (of_entry - state.batches.itemsize)
-        return total
-
     def declare(self, empty: State, prefix: str = "") -> None:
         """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state
         of no rows.
-
-        Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
         """
-        self._declared[type(empty)] = empty
+        self.declared[type(empty)] = empty
         self._names[type(empty)] = {}
-        self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
         for field, value in empty._asdict().items():
             if isinstance(value, Tensor):
                 self._names[type(empty)][field] = prefix + field
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
-
-    def holds(self, kind: type[Any]) -> bool:
-        """Tell whether a state of this kind has been declared."""
-        return kind in self._declared
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
@@ -346,47 +304,22 @@ class GeometryMetric(Metric):
         cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
         for field, name in self._names[kind].items():
-            if (tensor := held.get(name)) is not None:
-                device = cpu if name in self._on_cpu else own
-                fields[field] = tensor if tensor.device == device else sent(tensor, device)
-        return self._declared[kind]._replace(**fields)
+            device = own if held[name].is_floating_point() else cpu
+            fields[field] = held[name] if held[name].device == device else sent(held[name], device)
+        return self.declared[kind]._replace(**fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
         self._untouched.discard(type(state))
-        for name, value in self.tensors_of([state]).items():
-            setattr(self, name, value)
+        for field, name in self._names[type(state)].items():
+            value = getattr(state, field)
+            setattr(self, name, value if value.is_floating_point() else value.cpu())
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
         found = to_state(state)
         is_first = type(state) in self._untouched
         self.store(found if is_first else self.load(type(state)).merge(found))
-
-    def draw(self, rows: Rows, labels: Tensor | None = None) -> None:
-        """Draw from the rows of a batch, with these labels, into the state that is a `Sample`."""
-        self.store(
-            self.load(Sample).extend(
-                rows.embeddings,
-                labels,
-                numbers=rows.numbers,
-                num_rows=rows.num_kept,
-                stream=current_rank(self.process_group),
-                num_streams=num_ranks(self.process_group),
-            )
-        )
-
-    def values(self) -> dict[str, Tensor]:
-        """The values of ``compute`` on the states that the metric has, for which no other rank is
-        waited.
-        """
-        return require_values(type(self).compute(self))
-
-    def values_without_massive(self) -> dict[str, Tensor]:
-        """The `values`, at least those of `keys_without_massive`, of a metric that has not seen
-        massive rows.
-        """
-        return self.values()
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which
@@ -405,8 +338,8 @@ class GeometryMetric(Metric):
             are right for smooth functions of means; those of counts, shares of a largest coordinate
             and maxima are rough.
         """
-        values = self.values()
-        left_out = [each.values() for each in self._without_each(groups)]
+        values = values_of(self)
+        left_out = [values_of(each) for each in _without_each(self, groups)]
         self.deviations = {}
         if len(groups) < 2 or not values:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
@@ -417,26 +350,11 @@ class GeometryMetric(Metric):
                 for each in left_out
             ]
         )
-        sizes = torch.stack([group.num_finite for group in groups])
-        of_groups = deviations(torch.stack([*values.values()]), estimates, sizes)
+        sizes = torch.stack([group.num_rows - group.num_nonfinite for group in groups])
+        of_groups = deviations(torch.stack([*values.values()]), estimates, sizes.to(self.device))
         self.deviations = dict(zip(values, of_groups.unbind(1), strict=True))
         errors = of_groups.square().sum(0).sqrt()
         return values, dict(zip(values, errors.unbind(), strict=True))
-
-    def _without_each(self, groups: Sequence[Self]) -> Iterator[Self]:
-        """Yield metrics of the rows of all groups but each in turn; none of fewer than two."""
-        if len(groups) < 2:
-            return
-        without = copy(groups[0])
-        without.hold(self)
-        states_without = [
-            merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared
-        ]
-        for states in zip(*states_without, strict=True):
-            without = copy(without)
-            for state in states:
-                without.store(state)
-            yield without
 
     def __getitem__(self, key: str) -> CompositionalMetric:  # type: ignore[override]
         return CompositionalMetric(itemgetter(key), self, None)
@@ -463,82 +381,13 @@ class GeometryMetric(Metric):
                 f"can only merge a metric with the same arguments; these states differ: "
                 f"{different}."
             )
-        states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
-        merged = [self.joined(self.load(kind), self.load(kind, states)) for kind in self._declared]
-        self.see_no_rows()
-        for state in merged:
+        of_both = [self.load(kind).merge(self.load(kind, states)) for kind in self.declared]
+        see_no_rows(self)
+        for state in of_both:
             self.store(state)
 
-    def see_no_rows(self) -> None:
-        """Update with no rows: it counts as an update, and clears a cached value."""
-        no_rows = torch.zeros(0, self.dim, device=self.device)
-        self.update(no_rows, no_rows[:, 0].long())
-
-    def joined(self, own: S, incoming: S) -> S:
-        """The state of the rows of both, where both have counted their rows from 0."""
-        if isinstance(own, Sample):
-            return own.followed_by(incoming)
-        return own.merge(incoming)
-
-    def states_to_reduce(self) -> list[Any]:
-        """The states that are replaced by those of the rows of all ranks in `sync`: all of them,
-        unless a subclass says otherwise.
-        """
-        return [on_one_device(self.load(kind), self.device) for kind in self._declared]
-
-    def tensors_of(self, states: Sequence[Any]) -> dict[str, Tensor]:
-        """The tensors of states as the metric holds them: by their names, some on the CPU."""
-        found = dict[str, Tensor]()
-        for state in states:
-            for field, name in self._names[type(state)].items():
-                value = getattr(state, field)
-                found[name] = value.cpu() if name in self._on_cpu else value
-        return found
-
-    def take_states(self, other: Self) -> None:
-        """Take copies of the states of a metric of the same class and arguments."""
-        self.see_no_rows()
-        states: dict[str, Any] = other.metric_state
-        for name, state in states.items():
-            setattr(self, name, state.clone())
-
-    def reset(self) -> None:
-        """Drop the rows seen."""
-        self._own_states = None
-        self.deviations = {}
-        super().reset()
-
-    # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
-    # take `sync_context`: its own gathers whole states.
-    def sync(
-        self,
-        dist_sync_fn: Any = None,
-        process_group: Any = None,
-        should_sync: bool = True,
-        distributed_available: Callable[[], bool] | None = None,
-    ) -> None:
-        """Replace the states by those of the rows of all ranks, until `unsync`; every rank must
-        call this.
-        """
-        if self._own_states is not None and should_sync:
-            raise TorchMetricsUserError("The Metric has already been synced.")
-        if should_sync and (distributed_available or self.distributed_available_fn)():
-            group = process_group or self.process_group
-            (states,) = states_of_ranks([self], group)
-            self._own_states = {name: getattr(self, name) for name in states}
-            for name, state in states.items():
-                setattr(self, name, state)
-
-    def unsync(self, should_unsync: bool = True) -> None:
-        """Put the states of this rank's rows back."""
-        if not should_unsync:
-            return
-        if self._own_states is None:
-            raise TorchMetricsUserError("The Metric has already been un-synced.")
-        for name, state in self._own_states.items():
-            setattr(self, name, state)
-        self._own_states = None
-
+    # The way of `torchmetrics.Metric` to the rows of all ranks, which `compute` and `forward` take:
+    # its own gathers whole states.
     @contextmanager
     def sync_context(
         self,
@@ -551,22 +400,14 @@ class GeometryMetric(Metric):
         """Context in which the states are those of the rows of all ranks; every rank must enter
         it.
         """
-        self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
-        try:
+        with ExitStack() as stack:
+            if should_sync and (distributed_available or self.distributed_available_fn)():
+                if self._is_synced_now:
+                    raise TorchMetricsUserError("The Metric has already been synced.")
+                take_states_of_ranks([self], process_group or self.process_group, stack)
+                stack.callback(setattr, self, "_is_synced_now", False)
+                self._is_synced_now = True
             yield
-        finally:
-            self.unsync(should_unsync and self._own_states is not None)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Update the states with the rows of a batch, and return the values of that batch alone."""
-        if self._own_states is not None:
-            raise TorchMetricsUserError(
-                "The Metric shouldn't be synced when performing ``forward``."
-            )
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            self._own_states = None  # those of the batch, with ``dist_sync_on_step``
 
     @property
     def device(self) -> torch.device:
@@ -586,9 +427,10 @@ class GeometryMetric(Metric):
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
             return self
-        for name in self.metric_state.keys() - self._on_cpu - {*exclude_state}:
-            state = getattr(self, name)
-            setattr(self, name, move(state))
+        states: dict[str, Any] = self.metric_state
+        for name, state in states.items():
+            if name not in exclude_state and state.is_floating_point():
+                setattr(self, name, move(state))
         return self
 
 
@@ -597,25 +439,72 @@ def _refuse_gathered(states: Tensor) -> Tensor:
     ``sync_context``.
     """
     raise RuntimeError(
-        "the states of a metric must be reduced together, by its sync_context(); torchmetrics "
-        f"{version('torchmetrics')} has gathered one of {len(states)} ranks by itself. Install an "
-        f"earlier one."
+        "the states of a metric must be reduced together, by its sync_context(); sync() of "
+        f"torchmetrics {version('torchmetrics')} has gathered one of {len(states)} ranks by itself."
     )
 
 
-def states_of_ranks(
-    metrics: Sequence[GeometryMetric], group: Group = None
-) -> list[dict[str, Tensor]]:
-    """The states, by name, of the rows that each of the metrics has seen on all ranks of a group.
-
-    Every rank must call this with the same metrics, which keep their own states.
+def values_of(metric: GeometryMetric) -> dict[str, Tensor]:
+    """The values of ``compute`` on the states that the metric has, for which no other rank is
+    waited.
     """
-    held = [metric.states_to_reduce() for metric in metrics]
-    whole = iter(reduce_states([state for states in held for state in states], group))
-    return [
-        metric.tensors_of([next(whole) for _ in states])
-        for metric, states in zip(metrics, held, strict=True)
+    return require_values(type(metric).compute(metric))
+
+
+def state_bytes(metric: GeometryMetric, num_rows: int, num_types: int = 0) -> int:
+    """Bytes of the states of a metric once they have seen so many rows, in float32 or less, of so
+    many token types (0: without token ids).
+    """
+    total = metric.settings.nbytes
+    for state in metric.declared.values():
+        if isinstance(state, GrowingState):
+            total += state.num_bytes(num_rows, num_types)
+        else:
+            total += sum(each.nbytes for each in state if isinstance(each, Tensor))
+    return total
+
+
+def see_no_rows(metric: GeometryMetric) -> None:
+    """Update with no rows: it counts as an update, and clears a cached value."""
+    no_rows = torch.zeros(0, metric.dim, device=metric.device)
+    metric.update(no_rows, no_rows[:, 0].long())
+
+
+def _without_each(whole: M, groups: Sequence[M]) -> Iterator[M]:
+    """Yield metrics of the rows of all groups but each in turn; none of fewer than two."""
+    if len(groups) < 2:
+        return
+    without = copy(groups[0])
+    without.hold(whole)
+    states_without = [
+        merge_all_but_one([group.load(kind) for group in groups]) for kind in whole.declared
     ]
+    for states in zip(*states_without, strict=True):
+        without = copy(without)
+        for state in states:
+            without.store(state)
+        yield without
+
+
+def take_states_of_ranks(metrics: Sequence[GeometryMetric], group: Group, stack: ExitStack) -> None:
+    """Replace the states of metrics by those of the rows that each has seen on all ranks of a
+    group, until ``stack`` is closed.
+
+    Every rank must call this with the same metrics.
+    """
+    held = [metric.load(kind) for metric in metrics for kind in metric.declared]
+    devices = [metric.device for metric in metrics for _ in metric.declared]
+    whole = iter(reduce_states(list(map(on_device, held, devices)), group))
+    for metric in metrics:
+        keep_states(metric, stack)
+        for _ in metric.declared:
+            metric.store(next(whole))
+
+
+def keep_states(metric: Any, stack: ExitStack) -> None:
+    """Put the states that a metric has now back once ``stack`` is closed."""
+    for name, state in metric.metric_state.items():
+        stack.callback(setattr, metric, name, state)
 
 
 def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from embedgeo.formatting import did_you_mean
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, state_bytes
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
@@ -113,7 +113,7 @@ def default_metrics(
     (None, 1024)
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
-    is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= _SCATTER_BYTES
+    is_small = spectrum or anisotropy_batch or state_bytes(whole, 0) <= _SCATTER_BYTES
     return [
         TokenMoments(dim, count_range),
         whole if is_small else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
@@ -209,7 +209,7 @@ def table_bytes(
             for rows in [num_rows, *(of_groups if metric.has_copies else [])]:
                 own, of_all = min(num_types, rows), min(num_types, rows * num_ranks)
                 held = own + (of_all if num_ranks > 1 else 0)
-                total += metric.state_bytes(rows, held) - metric.state_bytes(rows, 0)
+                total += state_bytes(metric, rows, held) - state_bytes(metric, rows)
     return total
 
 

@@ -18,13 +18,12 @@ from embedgeo.functional.dimension import (
     labelled_dimensions,
     twonn_dimension,
 )
-from embedgeo.functional.distributed import current_rank
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.moments import moment_values, row_moments
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
-from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
-from embedgeo.functional.sampling import Sample, sample_batches, stream_position
+from embedgeo.functional.sampling import Sample, sample_batches
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -328,17 +327,9 @@ class IntrinsicDimension(GeometryMetric):
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
     def update_states(self, rows: Rows) -> None:
-        stream, seen = current_rank(self.process_group), self.load(Sample).seen
-        start = stream_position(stream, int(seen))
-        labels = rows.ids.once(
-            ("labels", start, self.device), lambda: sent(_labels(rows, start), self.device)
-        )
-        self.draw(rows, labels)
-
-    def joined(self, own: Any, incoming: Any) -> Any:
-        if isinstance(own, Sample):
-            incoming = incoming._replace(labels=_after(incoming.labels, int(own.seen)))
-        return super().joined(own, incoming)
+        labels = rows.ids.once("labels", lambda: _labels(rows))
+        ranks = Ranks.of(self.process_group)
+        self.store(self.load(Sample).extend(rows, labels, ranks))
 
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k
@@ -352,9 +343,11 @@ class IntrinsicDimension(GeometryMetric):
 
     def samples(self) -> Table:
         sample = self.sample()
-        _, types, sequences = sample.labels.unbind(1)
-        ids = {"token_ids": types.where(types >= 0, NO_TYPE), "sequence_ids": sequences}
-        known = {name: of_rows for name, of_rows in ids.items() if bool((of_rows >= 0).any())}
+        labels = _labels_of(sample)
+        ids = {"sequence_ids": labels.sequences}
+        if labels.types is not None:
+            ids["token_ids"] = labels.types.where(labels.types >= 0, NO_TYPE)
+        known = {name: each for name, each in ids.items() if each is not None and len(each)}
         return {"rows": sample.rows, "positions": sample.positions, **known}
 
     @staticmethod
@@ -381,10 +374,6 @@ class IntrinsicDimension(GeometryMetric):
         estimates = [self._estimates(batch) for batch in batches]
         values = self._values(estimates, sum(len(batch.rows) for batch in batches))
         return values | self._cosine()
-
-    def values_without_massive(self) -> dict[str, Tensor]:
-        estimates = [self._estimates(batch, between_alone=True) for batch in self._batches()]
-        return self._values(estimates, 0) | self._cosine()
 
     def _cosine(self) -> dict[str, Tensor]:
         """The mean cosine of the sampled rows without their coordinate of largest second moment."""
@@ -425,10 +414,8 @@ class IntrinsicDimension(GeometryMetric):
         return values, errors
 
     def _batches(self) -> list[Sample]:
-        """Batches of the sampled rows, with their labels on the CPU."""
-        held = self.load(Sample)
-        held = held._replace(keys=held.keys.cpu(), labels=held.labels.cpu())
-        return sample_batches(held, self.batch_size)
+        """Batches of the sampled rows."""
+        return sample_batches(self.load(Sample), self.batch_size)
 
     def _keys(self, infix: str) -> list[str]:
         scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
@@ -439,8 +426,6 @@ class IntrinsicDimension(GeometryMetric):
         batch: Sample,
         groups: Tensor | None = None,
         num_groups: int = 0,
-        *,
-        between_alone: bool = False,
     ) -> LabelledEstimates:
         tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
@@ -456,7 +441,7 @@ class IntrinsicDimension(GeometryMetric):
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
-            between_alone=between_alone,
+            between_alone=self.is_ordinary,
         )
 
     def _values(self, estimates: Sequence[LabelledEstimates], num_rows: int) -> dict[str, Tensor]:
@@ -492,37 +477,40 @@ class IntrinsicDimension(GeometryMetric):
         return values
 
 
-def _labels(rows: Rows, start: int) -> Tensor:
-    """Group, type and sequence of each row, shape (n, 3); one that has none has one of its own,
-    below 0.
-
-    Sequences are told by their first row; the rows are numbered from ``start``.
+def _labels(rows: Rows) -> Tensor:
+    """Group and type of each row, and its distance from the first row of its sequence, shape
+    (n, 3); the last two are -1 where there is none.
     """
     ids, numbers = rows.ids, rows.numbers
     numbers = torch.arange(rows.num_kept, device="cpu") if numbers is None else numbers
-    places = start + numbers
-    types, sequences = ids.token_ids, ids.first_places
     groups = ids.sequence_ids if ids.groups is None else ids.groups
-    groups = torch.zeros_like(places) if groups is None else groups
-    none = -1 - places
-    types = none if types is None else torch.where(types < 0, none, types)
-    return torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
-
-
-def _after(labels: Tensor, num_rows: int) -> Tensor:
-    """Such `_labels` of rows that follow so many others, before which they were numbered from 0."""
-    groups, types, sequences = labels.unbind(1)
-    types = torch.where(types < 0, types - num_rows, types)
-    sequences = torch.where(sequences < 0, sequences - num_rows, sequences + num_rows)
-    return torch.stack((groups, types, sequences), dim=1)
+    none = torch.full_like(numbers, -1)
+    first = ids.first_places
+    return torch.stack(
+        (
+            torch.zeros_like(numbers) if groups is None else groups,
+            none if ids.token_ids is None else ids.token_ids.clamp(min=-1),
+            none if first is None else numbers - numbers[first],
+        ),
+        dim=1,
+    )
 
 
 def _labels_of(sample: Sample) -> RowLabels:
-    """The token types and sequences of a sample's rows; None of those that none has."""
-    _, types, sequences = sample.labels.unbind(1)
+    """The token types and sequences of a sample's rows; None of those that none has.
+
+    A row that has none has one of its own, below 0. Sequences are told by the place of their first
+    row.
+    """
+    _, types, distances = sample.labels.unbind(1)
+    own = -1 - sample.positions
     has_types = not len(types) or bool((types >= 0).any())
-    has_sequences = bool((sequences >= 0).any())
-    return RowLabels(types if has_types else None, sequences if has_sequences else None)
+    return RowLabels(
+        types.where(types >= 0, own) if has_types else None,
+        (sample.positions - distances).where(distances >= 0, own)
+        if bool((distances >= 0).any())
+        else None,
+    )
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:

@@ -2,7 +2,7 @@
 sequences.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from inspect import Parameter, signature
 from typing import Any
@@ -22,7 +22,12 @@ from embedgeo.functional.distributed import (
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import FEWEST_ROWS, MASSIVE, RowIds, Rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.metrics.base import GeometryMetric, states_of_ranks
+from embedgeo.metrics.base import (
+    GeometryMetric,
+    keep_states,
+    see_no_rows,
+    take_states_of_ranks,
+)
 from embedgeo.metrics.massive import MassiveRows
 
 # makes the metrics of one layer, given the layer's width
@@ -153,7 +158,7 @@ class LayerMetrics:
         if self.massive is not None:
             return
         (self.massive,) = self._prepared([MassiveRows(self.dim)], self.device)
-        self.massive.see_no_rows()
+        see_no_rows(self.massive)
         if self.skip_massive:
             return
         self._ordinary = _Copies(self._copied(self._whole.metrics))
@@ -174,7 +179,10 @@ class LayerMetrics:
         copies = []
         for metric, copy in zip(held, made, strict=True):
             if keys_without_massive(metric):
-                copy.take_states(metric)
+                see_no_rows(copy)
+                for name, state in metric.metric_state.items():
+                    setattr(copy, name, state.clone())
+                copy.is_ordinary = True
                 copies.append(copy)
         return copies
 
@@ -211,14 +219,15 @@ class LayerMetrics:
         """Keep the states of the metrics that sample rows, which are those of all ranks now, until
         `reset`.
         """
-        sampling = self.wanted(lambda metric: metric.has_samples and metric.holds(Sample))
+        sampling = self.wanted(lambda metric: metric.has_samples and Sample in metric.declared)
         self._kept = [(metric, {**metric.metric_state}) for metric in sampling]
 
     def kept_samples(self) -> Iterator[Any]:
         """Yield the metrics of `keep_samples` with these states; no other rank is waited for."""
         for metric, states in self._kept:
             with ExitStack() as stack:
-                _take_states(metric, states, stack)
+                keep_states(metric, stack)
+                vars(metric).update(states)
                 yield metric
 
     @property
@@ -274,6 +283,8 @@ class LayerMetrics:
             made = self._prepared(made_metrics(self._make, self.dim), self.device)
             if copies is self._ordinary:
                 made = [metric for metric in made if keys_without_massive(metric)]
+                for metric in made:
+                    metric.is_ordinary = True
             pairs = zip(made, copies.has_copies, strict=True)
             copies.by_group[group] = [metric for metric, has_copies in pairs if has_copies]
         return copies.by_group[group]
@@ -318,21 +329,14 @@ def _in_sync(metrics: Sequence[Any], group: Group) -> ExitStack:
     with ExitStack() as stack:
         if is_distributed():
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
-            for metric, of_all in zip(own, states_of_ranks(own, group), strict=True):
-                _take_states(metric, of_all, stack)
+            take_states_of_ranks(own, group, stack)
             for metric in metrics:
                 if not isinstance(metric, GeometryMetric):
+                    keep_states(metric, stack)
                     with metric.sync_context(all_gather, group):
                         gathered = metric.metric_state
-                    _take_states(metric, gathered, stack)
+                    vars(metric).update(gathered)
         return stack.pop_all()
-
-
-def _take_states(metric: Any, states: Mapping[str, Any], stack: ExitStack) -> None:
-    """Replace states, or other attributes, of a metric by name, until ``stack`` is closed."""
-    for name, state in states.items():
-        stack.callback(setattr, metric, name, getattr(metric, name))
-        setattr(metric, name, state)
 
 
 def made_metrics(make: MetricFactory, dim: int) -> list[Metric]:

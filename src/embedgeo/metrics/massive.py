@@ -19,7 +19,7 @@ from embedgeo.glossary import (
     left_without,
     term,
 )
-from embedgeo.metrics.base import GeometryMetric, Table, Tables
+from embedgeo.metrics.base import GeometryMetric, Table, Tables, values_of
 
 _LEFT_OUT = {  # by the end of a key
     WITHOUT_BOTH: "massive rows and the largest coordinate",
@@ -116,9 +116,9 @@ def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> di
     values = {"n_massive": torch.zeros((), dtype=torch.float64)}
     values["n_massive_first"] = values["n_massive"]
     if massive is not None:
-        values = massive.values()
+        values = values_of(massive)
     for metric in metrics:
-        if isinstance(metric, GeometryMetric) and metric.holds(Moments):
+        if isinstance(metric, GeometryMetric) and Moments in metric.declared:
             moments = metric.load(Moments)
             total = moments.m2.sum()
             share = ratio(torch.zeros_like(total), total)

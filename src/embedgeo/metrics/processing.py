@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.processing import processed_values, require_removed
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -78,7 +79,7 @@ class AfterProcessing(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_scatter(rows.embeddings))
-        self.draw(rows)
+        self.store(self.load(Sample).extend(rows, ranks=Ranks.of(self.process_group)))
 
     @staticmethod
     def family_term(key: str) -> Term | None:
