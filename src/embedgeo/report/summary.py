@@ -1,7 +1,7 @@
 """Flags that readers of a report have to know, and the tables of its overview."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from embedgeo.glossary import (
     term,
 )
 from embedgeo.report.runs import SETTINGS, Run
-from embedgeo.results.findings import KINDS, findings
+from embedgeo.results.findings import KINDS, finding
 from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
@@ -48,135 +48,132 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    every = (*_checkpoint_flags(run), *_row_flags(run), *_estimate_flags(run), _gaps(run))
+    every = (Flag(title, text, cases(run)) for title, text, cases in _FLAGS)
     return [flag for flag in every if flag.details]
 
 
-def _checkpoint_flags(run: Run) -> Iterator[Flag]:
-    text = (
-        "The folder holds checkpoints of models that differ in their widths, depths or classes: "
-        "they are not one training run, and each model is drawn apart, as a run of its own."
-    )
-    yield Flag(
-        "Different models",
-        text,
-        [f"{series}: {names}" for series, names in run.other_models.items()],
-    )
-    text = (
-        f"{_count(len(run.failures), 'checkpoint')} could not be measured: left out of all figures."
-    )
-    yield Flag(
-        "Failed checkpoints", text, [f"{name}: {reason}" for name, reason in run.failures.items()]
-    )
+Cases = Callable[[Run], list[str]]
+
+
+def _other_models(run: Run) -> list[str]:
+    return [f"{series}: {names}" for series, names in run.other_models.items()]
+
+
+def _failures(run: Run) -> list[str]:
+    return [f"{name}: {reason}" for name, reason in run.failures.items()]
+
+
+def _duplicates(run: Run) -> list[str]:
     table = run.checkpoints.reset_index()
-    by_hash = (
-        table.groupby("weights_sha256")["revision"]
-        .transform("first")
-        .where(table["weights_sha256"] != "", "")
-    )
+    by_hash = table.groupby("weights_sha256")["revision"].transform("first")
+    by_hash = by_hash.where(table["weights_sha256"] != "", "")
     original = table["duplicate_of"].where(table["duplicate_of"] != "", by_hash)
     copies = table.assign(original=original)[(original != "") & (original != table["revision"])]
-    text = (
-        f"{len(copies)} of {len(table)} checkpoints have the weights of another one: what is drawn "
-        "at their steps was measured on other weights than their names say."
-    )
-    if not run.has_steps:
-        text = "The model has the weights of another one."
     groups = copies.groupby("original", sort=False)["revision"]
-    details = [f"{', '.join(names)}: weights of {name}" for name, names in groups]
-    yield Flag("Duplicate checkpoints", text, details)
-    text = (
-        "These checkpoints have a file of weights in common, though their other files differ: "
-        "unless its weights are "
-        "frozen, at least one of them is put together of the weights of two steps."
-    )
-    yield Flag(
-        "Shared weight files",
-        text,
-        [f"{file}: {', '.join(names)}" for file, names in run.shared_files],
-    )
-    steps = outlier_steps(run)
-    details = [
-        f"{run.checkpoints['revision'][at]}: {run.model['loss'][at]:.4g} nats per token"
-        for at in steps
+    return [f"{', '.join(names)}: weights of {name}" for name, names in groups]
+
+
+def _shared_files(run: Run) -> list[str]:
+    return [f"{file}: {', '.join(names)}" for file, names in run.shared_files]
+
+
+def _loss_outliers(run: Run) -> list[str]:
+    losses = run.model.get("loss", pd.Series(dtype=float)).dropna()
+    revisions = run.checkpoints["revision"]
+    outliers = loss_outliers([(str(step), losses[step]) for step in losses.index])
+    return [
+        f"{revisions[step]}: {losses[step]:.4g} nats per token"
+        for step in losses.index
+        if str(step) in outliers
     ]
-    count = _count(len(steps), "checkpoint")
-    text = f"The loss of {count} is out of line with its neighbours: wrong or broken weights?"
-    yield Flag("Loss outliers", text, details)
 
 
-def _row_flags(run: Run) -> Iterator[Flag]:
-    """Flags on rows that are left out, are few, or make the numbers."""
-    rows = run.table("n_nonfinite") if "n_nonfinite" in run.values else pd.DataFrame()
+def _nonfinite_rows(run: Run) -> list[str]:
     details = []
-    for layer, values_at in rows.items():
-        n = values_at[values_at > 0]
+    table = run.table("n_nonfinite") if "n_nonfinite" in run.values else pd.DataFrame()
+    for layer, counts in table.items():
+        n = counts[counts > 0]
         if len(n):
             when = f" at most, at {_steps_text(list(n.index))}" if run.has_steps else ""
-            details.append(f"{layer}: {_count(int(n.max()), 'row')}{when}")
-    text = "Rows with a NaN or an infinity were left out at these layers: a fault in the run."
-    yield Flag("Non-finite rows", text, details)
-    details = [f"step {step:,}: {_count(int(n), 'row')}" for step, n in run.few_rows.items()]
-    text = (
-        f"These steps have far fewer rows than the {number(run.num_rows)} of others, which alone "
-        "moves a dimension: their values are not counted as lowest or highest."
-    )
-    yield Flag("Steps of few rows", text, details)
+            details.append(f"{layer}: {_rows(n.max())}{when}")
+    return details
+
+
+def _steps_of_few_rows(run: Run) -> list[str]:
+    usual = number(run.num_rows)
+    return [f"step {step:,}: {_rows(n)}, not {usual}" for step, n in run.few_rows.items()]
+
+
+def _few_points(run: Run) -> pd.Series:
     points = _values_of(run, "n_points")
-    text = (
-        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
-        f"layers: read trends only."
-    )
-    details = _at_layers(run, points[points < FEW_POINTS], "min", "{:,.3g} distinct rows")
-    yield Flag("Few rows for the intrinsic dimension", text, details)
-    for kind, what in (("type", "token"), ("sequence", "text")):
-        share, at_random = (_values_of(run, f"same_{kind}_neighbors{end}") for end in ("", "_null"))
-        text = (
-            f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
-            "often as at random: the intrinsic dimension of all rows says how near these are, "
-            "more than what surface they lie on. Read the dimensions between and within tokens."
-        )
-        is_far = (share > NEIGHBORS) & (share > 2 * at_random)
-        details = _at_layers(run, share[is_far], "max", "up to {:.0%} of the rows")
-        yield Flag(f"Neighbours of the same {what}", text, details)
-    text = (
-        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
-        f"than three standard errors and a factor of {OTHER_DIMENSION}: near copies, as of one "
-        "token in one place, pull TwoNN down, although they count as distinct. Read the next "
-        "scale, or more of them: the extra metric scales."
-    )
-    yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
-    yield from _few_make_them(run)
+    return points[points < FEW_POINTS]
 
 
-def _estimate_flags(run: Run) -> Iterator[Flag]:
-    """Flags on numbers that noise or a bias makes."""
-    text = (
-        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
-        "anisotropy and lowers the participation ratio; compare with the dashed line."
-    )
-    if "anisotropy" in run.values:
-        per_dimension = _values_of(run, "n") / run.widths
-        few = per_dimension[per_dimension < FEW_ROWS]
-        details = _at_layers(run, few, "min", "{:,.3g} rows for each dimension")
-        yield Flag("Few rows for the spectrum", text, details)
+def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
+    """The share of rows whose nearest neighbour is of the same type or sequence, where most are."""
+    share = _values_of(run, f"same_{kind}_neighbors")
+    at_random = _values_of(run, f"same_{kind}_neighbors_null")
+    return share[(share > NEIGHBORS) & (share > 2 * at_random)]
+
+
+def _few_for_the_spectrum(run: Run) -> pd.Series:
+    per_dimension = _values_of(run, "n") / run.widths
+    return per_dimension[(per_dimension < FEW_ROWS) & ("anisotropy" in run.values)]
+
+
+def _few_types(run: Run) -> pd.Series:
     types = _values_of(run, "token_types_regressed")
-    text = (
-        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
-        "types at these layers: read trends only."
-    )
-    details = _at_layers(run, types[types < FEW_TYPES], "min", "{:,.3g} token types")
-    yield Flag("Few token types in the regressions", text, details)
+    return types[types < FEW_TYPES]
+
+
+def _bias(run: Run) -> pd.Series:
     off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
-    text = (
-        "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
-        "one from pairs."
+    return off[off > BIAS]
+
+
+def _at_layers(cases: Callable[[Run], pd.Series], end: str, text: str) -> Cases:
+    """A line for each layer with cases, on their ``"min"`` or ``"max"``."""
+
+    def details(run: Run) -> list[str]:
+        ends = cases(run).groupby("layer").agg(end).reindex(run.layers).dropna()
+        return [f"{layer}: {text.format(value)}" for layer, value in ends.items()]
+
+    return details
+
+
+def _moved(kind: str, run: Run) -> list[str]:
+    """What massive rows or one coordinate make: at each layer where they hold most."""
+    worst: dict[str, tuple[float, str]] = {}
+    known = run.values[[key for key in run.values if str(key).endswith(KINDS[kind].after)]]
+    for step, layer in known.index[known.notna().any(axis=1)]:
+        values, errors = (
+            each.loc[step, layer].dropna().to_dict() for each in (run.values, run.errors)
+        )
+        share = values.get(KINDS[kind].share, 0.0)
+        text = finding(values, errors, kind)
+        if text and share >= worst.get(layer, (0.0, ""))[0]:
+            worst[layer] = share, f"{layer}{_at_step(run, step)}: {text}"
+    return [worst[layer][1] for layer in run.layers if layer in worst]
+
+
+def _near_copies(run: Run) -> list[str]:
+    keys = ("intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points")
+    dimension, at_next, num_points = (_values_of(run, key) for key in keys)
+    error = np.sqrt(
+        (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
     )
-    details = _at_layers(run, off[off > BIAS], "max", "up to {:.2g} too low")
-    yield Flag("Few occurrences of each token", text, details)
+    # where TwoNN is the larger one, near copies are not the cause
+    factor = at_next / dimension
+    far = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
+    worst: Any = far.groupby("layer").idxmax().reindex(run.layers).dropna()
+    return [
+        f"{layer}: {dimension[at]:.3g}, and {at_next[at]:.3g} at the next scale"
+        f"{_at_step(run, at[0])}"
+        for layer, at in worst.items()
+    ]
 
 
-def _gaps(run: Run) -> Flag:
+def _gaps(run: Run) -> list[str]:
     details = []
     for metric in run.metrics:
         table = run.table(metric)
@@ -187,22 +184,113 @@ def _gaps(run: Run) -> Flag:
             steps = list(missing.index[missing.any(axis=1)])
             when = f", {_steps_text(steps)}" if run.has_steps else ""
             details.append(f"{term(metric).name}: {where}{when}")
-    text = (
+    return details
+
+
+_FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
+    (
+        "Different models",
+        "The folder holds checkpoints of models that differ in their widths, depths or classes: "
+        "they are not one training run, and each model is drawn apart, as a run of its own.",
+        _other_models,
+    ),
+    (
+        "Failed checkpoints",
+        "These checkpoints could not be measured: they are left out of all figures.",
+        _failures,
+    ),
+    (
+        "Duplicate checkpoints",
+        "These checkpoints have the weights of another one: what is drawn of them was measured on "
+        "other weights than their names say.",
+        _duplicates,
+    ),
+    (
+        "Shared weight files",
+        "These checkpoints have a file of weights in common, though their other files differ: "
+        "unless its weights are frozen, at least one of them is put together of the weights of two "
+        "steps.",
+        _shared_files,
+    ),
+    (
+        "Loss outliers",
+        "The loss of these checkpoints is out of line with their neighbours: wrong or broken "
+        "weights?",
+        _loss_outliers,
+    ),
+    (
+        "Non-finite rows",
+        "Rows with a NaN or an infinity were left out at these layers: a fault in the run.",
+        _nonfinite_rows,
+    ),
+    (
+        "Steps of few rows",
+        "These steps have far fewer rows than others, which alone moves a dimension: their values "
+        "are not counted as lowest or highest.",
+        _steps_of_few_rows,
+    ),
+    (
+        "Few rows for the intrinsic dimension",
+        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
+        f"layers: read trends only.",
+        _at_layers(_few_points, "min", "{:,.3g} distinct rows"),
+    ),
+    *(
+        (
+            f"Neighbours of the same {what}",
+            f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
+            "often as at random: the intrinsic dimension of all rows says how near these are, "
+            "more than what surface they lie on. Read the dimensions between and within tokens.",
+            _at_layers(partial(_near_rows_of_one, kind), "max", "up to {:.0%} of the rows"),
+        )
+        for kind, what in (("type", "token"), ("sequence", "text"))
+    ),
+    (
+        "Near copies in the intrinsic dimension",
+        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
+        f"than three standard errors and a factor of {OTHER_DIMENSION}: near copies, as of one "
+        "token in one place, pull TwoNN down, although they count as distinct. Read the next "
+        "scale, or more of them: the extra metric scales.",
+        _near_copies,
+    ),
+    *(
+        (
+            kind.title,
+            f"What is left without them has other numbers, by more than a tenth. {kind.remedy}",
+            partial(_moved, name),
+        )
+        for name, kind in KINDS.items()
+    ),
+    (
+        "Few rows for the spectrum",
+        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
+        "anisotropy and lowers the participation ratio; compare with the dashed line.",
+        _at_layers(_few_for_the_spectrum, "min", "{:,.3g} rows for each dimension"),
+    ),
+    (
+        "Few token types in the regressions",
+        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
+        "types at these layers: read trends only.",
+        _at_layers(_few_types, "min", "{:,.3g} token types"),
+    ),
+    (
+        "Few occurrences of each token",
+        "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
+        "one from pairs.",
+        _at_layers(_bias, "max", "up to {:.2g} too low"),
+    ),
+    (
+        "Missing numbers",
         "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in "
-        "the figures."
-    )
-    return Flag("Missing numbers", text, details)
+        "the figures.",
+        _gaps,
+    ),
+)
 
 
 def _values_of(run: Run, metric: str) -> "pd.Series[float]":
     """A metric by step and layer; NaN where it was not measured."""
     return run.values.get(metric, run.widths * np.nan)
-
-
-def _at_layers(run: Run, cases: "pd.Series[float]", end: str, text: str) -> list[str]:
-    """A line for each layer with cases, on their ``"min"`` or ``"max"``."""
-    ends = cases.groupby("layer").agg(end).reindex(run.layers).dropna()
-    return [f"{layer}: {text.format(value)}" for layer, value in ends.items()]
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
@@ -232,60 +320,17 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     return expected
 
 
-def outlier_steps(run: Run) -> list[int]:
-    """Steps whose loss is out of line with the losses of their neighbours."""
-    if "loss" not in run.model:
-        return []
-    losses = run.model["loss"].dropna()
-    names = {str(step): int(step) for step in losses.index}
-    return [names[name] for name in loss_outliers(list(zip(names, losses, strict=True)))]
-
-
-def _few_make_them(run: Run) -> Iterator[Flag]:
-    """What massive rows or one coordinate make: at each layer where they hold most."""
-    known = run.values[[key for key in run.values if is_without(str(key))]]
-    cases: list[tuple[float, str, str, str]] = []
-    for place in known.index[known.notna().any(axis=1)]:
-        step, layer = place
-        values = {str(key): value for key, value in run.values.loc[place].dropna().items()}
-        errors = {str(key): value for key, value in run.errors.loc[place].dropna().items()}
-        when = f" at step {step:,}" if run.has_steps else ""
-        for kind, text in findings(values, errors).items():
-            share = values.get(KINDS[kind].share, 0.0)
-            cases.append((share, kind, layer, f"{layer}{when}: {text}"))
-    cases.sort(key=itemgetter(0))
-    worst = {(kind, layer): text for _, kind, layer, text in cases}
-    for kind, (title, remedy, *_) in KINDS.items():
-        text = f"What is left without them has other numbers, by more than a tenth. {remedy}"
-        details = [worst[kind, layer] for layer in run.layers if (kind, layer) in worst]
-        yield Flag(title, text, details)
-
-
-def _near_copies(run: Run) -> list[str]:
-    keys = ("intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points")
-    dimension, at_next, num_points = (_values_of(run, key) for key in keys)
-    error = np.sqrt(
-        (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
-    )
-    # where TwoNN is the larger one, near copies are not the cause
-    factor = at_next / dimension
-    found = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
-    worst: Any = found.groupby("layer").idxmax()
-    return [
-        f"{layer}: {dimension[worst[layer]]:.3g}, and {at_next[worst[layer]]:.3g} at the next scale"
-        + (f" at step {worst[layer][0]:,}" if run.has_steps else "")
-        for layer in run.layers
-        if layer in worst
-    ]
-
-
 def _steps_text(steps: Sequence[int]) -> str:
     first, last = min(steps), max(steps)
     return f"step {first:,}" if first == last else f"{len(steps)} steps from {first:,} to {last:,}"
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("s" if count != 1 else "")
+def _at_step(run: Run, step: int) -> str:
+    return f" at step {step:,}" if run.has_steps else ""
+
+
+def _rows(count: float) -> str:
+    return f"{count:,.0f} row" + ("s" if count != 1 else "")
 
 
 def origins(runs: Sequence[Run]) -> pd.DataFrame:
@@ -363,31 +408,12 @@ def _range_text(values: Iterable[float]) -> str:
     )
 
 
-class BlockMeans(NamedTuple):
-    """Means over blocks of a run: their label, the columns of the overview, and cells by metric and
-    column.
-    """
+def overview(runs: Sequence[Run], *, has_errors: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Means over blocks, cells by metric, and by the label of their run and what they are: of the
+    metrics to look at first, and of all others.
 
-    label: str
-    columns: list[str]
-    cells: dict[str, dict[str, str]]
-
-
-class Overview(NamedTuple):
-    """The means over blocks of all runs, and their metrics: those to look at first, and more of
-    them.
-    """
-
-    parts: list[BlockMeans]
-    metrics: list[str]
-    more: list[str]
-
-
-def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
-    """Means over blocks, the runs side by side; where that would be too wide, only the first and
-    the last value.
-
-    A final model has one value.
+    Where all that is known of a run would be too wide, it is only the first and the last value. A
+    final model has one value.
     """
     labels = {
         f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: (run, name)
@@ -395,55 +421,46 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for name in run.blocks
     }
     is_narrow = len(labels) <= (1 if has_errors else 2)
-    of_steps = (
-        ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST]
-        if is_narrow
-        else ["first", "last"]
-    )
     if all(len(run.steps) <= 1 for run in runs):
         of_steps = ["last", _GAUSSIAN_LAST]
+    elif is_narrow:
+        of_steps = ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST]
+    else:
+        of_steps = ["first", "last"]
     of_model = ["value", GAUSSIAN] if is_narrow else ["value"]
-    parts = [
-        BlockMeans(label, of_steps if run.has_steps else of_model, _cells(run, name))
+    tables = {
+        label: _cells(run, name).reindex(columns=of_steps if run.has_steps else of_model)
         for label, (run, name) in labels.items()
-    ]
-    found = {metric for part in parts for metric in part.cells} - {"anisotropy_null"}
-    metrics = in_order(metric for metric in found if not is_without(metric))
+    }
+    table = pd.concat(tables, axis=1).fillna(_UNKNOWN).drop("anisotropy_null", errors="ignore")
+    metrics = in_order(metric for metric in table.index if not is_without(metric))
     first = [metric for metric in metrics if metric in headlines()] or metrics
-    return Overview(parts, first, [metric for metric in metrics if metric not in first])
+    return table.loc[first], table.loc[[metric for metric in metrics if metric not in first]]
 
 
-def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
-    """A mean over blocks of each metric, by the columns of the overview."""
+def _cells(run: Run, name: str) -> pd.DataFrame:
+    """A mean over blocks of each metric (rows), in words, by the columns of the overview."""
     cells = {}
     for metric in run.metrics:
-        if name not in run.means(metric):
-            continue
-        mean = run.means(metric)[name]
+        mean = run.means(metric).get(name, pd.Series(dtype=float))
         if term(metric).group == "token types" and "token_types_regressed" in run.values:
             types = run.table("token_types_regressed")[run.blocks[name]]
-            mean = mean[(types >= LEAST_TYPES).all(axis=1)]
+            mean = mean[(types >= LEAST_TYPES).all(axis=1).reindex(mean.index)]
         mean = mean.dropna()
+        if mean.empty:
+            continue
+        errors, comparable = run.mean_errors(metric)[name], run.comparable(mean)
+        texts = {step: with_error(mean[step], errors[step]) for step in mean.index}
+        extremes = {"lowest (step)": comparable.idxmin(), "highest (step)": comparable.idxmax()}
+        if mean.nunique() == 1:
+            extremes = {}
         gaussian = run.gaussian_means(metric)[name].dropna()
-        errors = run.mean_errors(metric)[name]
-        if len(mean):
-            comparable = run.comparable(mean)
-            steps = {
-                "first": mean.index[0],
-                "lowest (step)": comparable.idxmin(),
-                "highest (step)": comparable.idxmax(),
-                "last": mean.index[-1],
-            }
-            of_metric = {
-                column: with_error(mean[step], errors[step]) for column, step in steps.items()
-            }
-            for column in ("lowest (step)", "highest (step)"):
-                step = f" ({steps[column]:,})"
-                of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN
-            at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
-            cells[metric] = of_metric | {
-                "value": of_metric["last"],
-                GAUSSIAN: at_last,
-                _GAUSSIAN_LAST: at_last,
-            }
-    return cells
+        at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
+        last = texts[mean.index[-1]]
+        cells[metric] = {
+            "first": texts[mean.index[0]],
+            **{column: f"{texts[step]} ({step:,})" for column, step in extremes.items()},
+            **dict.fromkeys(("last", "value"), last),
+            **dict.fromkeys((GAUSSIAN, _GAUSSIAN_LAST), at_last),
+        }
+    return pd.DataFrame.from_dict(cells, orient="index")

@@ -1,6 +1,6 @@
 """Which headlines massive rows, or a single coordinate, make, in words."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import isnan, nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,16 +71,16 @@ def moves(values: Values, errors: Values, kind: str) -> dict[str, tuple[float, f
     Returns:
         By key, the value with and the value without; empty where none moves or none is known.
     """
-    before, after = KINDS[kind].before, KINDS[kind].after
-    found = {}
+    moved = {}
     for key in _KEYS:
-        old, new = values.get(key + before, nan), values.get(key + after, nan)
-        known = [errors.get(key + end, nan) for end in (before, after)]
-        error = min((each for each in known if not isnan(each)), default=0.0)
+        with_it, without = key + KINDS[kind].before, key + KINDS[kind].after
+        old, new = values.get(with_it, nan), values.get(without, nan)
+        known = [errors[each] for each in (with_it, without) if not isnan(errors.get(each, nan))]
+        error = min(known, default=0.0)
         least = max(MOVED * abs(old), MOVED_ERRORS * error, MOVED_SHARE * (key in _SHARES))
         if abs(new - old) > least:
-            found[key] = old, new
-    return found
+            moved[key] = old, new
+    return moved
 
 
 def massive_tokens(table: "pd.DataFrame | None") -> dict[str, str]:
@@ -109,16 +109,17 @@ def findings(
     >>> findings(values | {"M_over_Q": 0.013, "M_over_Q_without_massive": 0.476})["massive"]
     'without 34 massive rows of 8,192 (32 of them first positions) M / Q is 0.476, not 0.013'
     """
-    found = {}
-    for kind in KINDS:
-        moved = moves(values, errors or {}, kind)
-        if moved:
-            told = (
-                f"{term(key).name} is {number(new)}, not {number(old)}"
-                for key, (old, new) in moved.items()
-            )
-            found[kind] = f"{_left_out(values, kind, tokens)} {', '.join(told)}"
-    return found
+    sentences = {kind: finding(values, errors or {}, kind, tokens) for kind in KINDS}
+    return {kind: sentence for kind, sentence in sentences.items() if sentence}
+
+
+def finding(values: Values, errors: Values, kind: str, tokens: str | None = None) -> str:
+    """The sentence of `findings` of one kind; empty where it moves no headline."""
+    moved = moves(values, errors, kind)
+    changes = (
+        f"{term(key).name} is {number(new)}, not {number(old)}" for key, (old, new) in moved.items()
+    )
+    return f"{_left_out(values, kind, tokens)} {', '.join(changes)}" if moved else ""
 
 
 def _left_out(values: Values, kind: str, tokens: str | None) -> str:
@@ -137,7 +138,7 @@ def _left_out(values: Values, kind: str, tokens: str | None) -> str:
     return f"once {rows} are left out, without the largest coordinate"
 
 
-def lines(
+def finding_lines(
     records: Iterable[Mapping[str, Any]], tokens: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
     """What makes the headlines of one measurement: a line for each kind, of the layer where what is
@@ -145,7 +146,7 @@ def lines(
 
     ``tokens`` are those of massive rows, by layer.
 
-    >>> lines([])
+    >>> finding_lines([])
     []
     """
     values: dict[str, dict[str, float]] = {}
@@ -153,15 +154,13 @@ def lines(
     for record in records:
         values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         errors.setdefault(record["layer"], {})[record["metric"]] = record["stderr"]
-    found = {layer: findings(values[layer], errors[layer], tokens.get(layer)) for layer in values}
-    return [*_lines(values, found)]
-
-
-def _lines(values: Mapping[str, Values], found: Mapping[str, dict[str, str]]) -> Iterator[str]:
+    lines = []
     for kind, (_, remedy, share, *_) in KINDS.items():
-        where = [layer for layer, of_layer in found.items() if kind in of_layer]
-        if where:
-            worst = max(where, key=lambda layer: values[layer].get(share, 0.0))
-            others = listed([layer for layer in where if layer != worst], _MOST_NAMED)
+        known = {at: finding(values[at], errors[at], kind, tokens.get(at)) for at in values}
+        layers = [layer for layer, sentence in known.items() if sentence]
+        if layers:
+            worst = max(layers, key=lambda layer: values[layer].get(share, 0.0))
+            others = listed([layer for layer in layers if layer != worst], _MOST_NAMED)
             also = f" (also at {others})" if others else ""
-            yield f"{worst}: {found[worst][kind]}{also}. {remedy}"
+            lines.append(f"{worst}: {known[worst]}{also}. {remedy}")
+    return lines

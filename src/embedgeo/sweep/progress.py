@@ -14,7 +14,7 @@ from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import headlines
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.findings import lines as finding_lines, massive_tokens
+from embedgeo.results.findings import finding_lines, massive_tokens
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, block_means, model_record

@@ -23,7 +23,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, layout_summary
-from embedgeo.results.findings import lines as finding_lines
+from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record
 
 _HF_CALLBACKS = "transformers.integrations.integration_utils"

@@ -54,7 +54,7 @@ from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
-from embedgeo.results.findings import lines as finding_lines
+from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches, kept_generators
 from embedgeo.training.distributed import PipelineStage, kept_sharded
