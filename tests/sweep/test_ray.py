@@ -40,7 +40,7 @@ def cluster():
 
 @pytest.fixture
 def run(hub):
-    """Seven checkpoints, a duplicate and a damaged one among them; commits of the others by step."""
+    """Seven checkpoints, one a duplicate, one damaged; commits of the others by step."""
     commits = {
         step: hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in (0, 1, 2, 4, 5)
     }
