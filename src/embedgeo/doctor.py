@@ -148,7 +148,7 @@ def describe(
         compared = _compared_states(model)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     layers = [_described(layer, found, paths) for layer in geometry.layers]
-    tables = dict.fromkeys(paths[table] for table, _ in found.inputs.token_ids)
+    tables = dict.fromkeys(paths[table] for table, *_ in found.inputs.token_ids)
     token_ids = "unknown" if found.error and not tables else " and ".join(tables) or "none"
     mask = " and ".join(f"{name} of {paths[module]}" for module, name in found.masks.items())
     if monitor.token_ids is not None:

@@ -355,6 +355,77 @@ def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change):
     assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
 
 
+class LooksUp(Small):
+    """Looks other ids up besides its own, before its blocks or before its last norm."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.norm = place, nn.LayerNorm(8)
+
+    def forward(self, input_ids, others):
+        x = self.word(input_ids.clamp(max=20))
+        if self.place == 0:
+            self.word(others)
+        for layer in self.layers:
+            x = layer(x)
+        if self.place == 1:
+            self.word(others)
+        return self.norm(x)
+
+
+@pytest.mark.parametrize(("place", "most"), [(0, 20), (2, 63)])
+def test_ids_of_rows_that_nothing_tells_from_others_are_refused_or_given(place, most):
+    """Of two look-ups, or where the model has replaced placeholders of what it is given."""
+    ids, others = ids_of(vocabulary=most, seed=1), ids_of(vocabulary=20, seed=2)
+    with pytest.raises(ValueError, match=r"2 tensors of other ids fit.*Give token_ids="):
+        measured(LooksUp(place), ids, others)
+    with torch.no_grad(), observe(LooksUp(place), token_ids=ids) as geometry:
+        geometry.model(ids, others)
+    assert geometry.compute()["block.01"]["token_types"] == len(ids.unique())
+
+
+def test_ids_that_are_looked_up_behind_the_blocks_are_of_no_row():
+    ids, others = ids_of(vocabulary=20, seed=1), ids_of(vocabulary=20, seed=2)
+    model = LooksUp(1)
+    values = measured(model, ids, others), measured(LooksUp(2), ids, others)
+    types = [[layer["token_types"] for layer in each.values()] for each in values]
+    assert types[0] == types[1] == [len(ids.unique())] * 4
+    assert measured(model, ids, others)["embed"]["V_W"] == 0
+
+
+def test_embeddings_of_several_look_ups_all_count():
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(num_hidden_layers=2, **_LLAMA)).eval()
+    table, ids = model.get_input_embeddings(), ids_of()
+    parts = [table(ids), torch.randn(4, 5, 32), table(ids[:, :3])]
+    with torch.no_grad():
+        values = measured(model, inputs_embeds=torch.cat(parts, 1))
+    assert values["block.00"]["n"] == 4 * (9 + 5 + 3)
+    assert "token_types" not in values["block.00"]
+
+
+def test_blocks_that_give_a_branch_and_the_residual_stream_are_refused():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x, residual=None):
+            residual = x if residual is None else x + residual
+            return self.dense(self.norm(residual)), residual
+
+    class Branches(Small):
+        def forward(self, ids):
+            x = self.word(ids), None
+            for layer in self.layers:
+                x = layer(*x)
+            return sum(x)
+
+    model = Branches()
+    model.layers = nn.ModuleList([Branch(), Branch()])
+    with pytest.raises(ValueError, match=r"'block.00' must return one hidden state; its Branch"):
+        measured(model, ids_of())
+
+
 LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]
 POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS])[None]
 TOLD = {

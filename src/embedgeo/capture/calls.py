@@ -143,6 +143,15 @@ def first_float(value: Any) -> Tensor | None:
     return None
 
 
+def num_states(output: Any, hidden: Tensor) -> int:
+    """How many tensors of the shape of its hidden state a module gives; of a block whose output is
+    a branch and the residual stream, neither of which is that, there are two.
+    """
+    parts = output if isinstance(output, tuple | list) else [output]
+    tensors = [each for each in parts if isinstance(each, Tensor) and each.is_floating_point()]
+    return len([each for each in tensors if each.shape == hidden.shape])
+
+
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The first floating-point tensor that a module is called with; of those given by name
     ``hidden_states``.

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from embedgeo.capture import structure
 from embedgeo.capture.calls import arguments_by_name
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.torch_names import has_gradients, version
+from embedgeo.capture.torch_names import has_gradients, is_transformed, version
 from embedgeo.functional.rows import (
     has_rows_without_type,
     on_cpu,
@@ -148,7 +148,8 @@ class _RunningCall(NamedTuple):
     padding: _Padding
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
-    token_ids: Tensor | None  # those named so, or the first that may be
+    input_ids: Tensor | None  # the argument of that name
+    token_ids: Tensor | None  # those, or the first argument that may be
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
     has_gradients: bool  # when it began
@@ -165,8 +166,8 @@ class _RunningCall(NamedTuple):
             and _is_integer(each)
         ]
         embeddings = _tensor(arguments, "inputs_embeds", 3)
-        token_ids = _tensor(arguments, "input_ids", 2)
-        token_ids = next(iter(integers), None) if token_ids is None else token_ids
+        input_ids = _tensor(arguments, "input_ids", 2)
+        token_ids = next(iter(integers), None) if input_ids is None else input_ids
         num_cached = _num_cached(arguments)
         tokens = token_ids if embeddings is None else embeddings
         shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
@@ -179,6 +180,7 @@ class _RunningCall(NamedTuple):
             padding=padding,
             num_cached=num_cached,
             position_ids=_positions_of_call(arguments),
+            input_ids=input_ids,
             token_ids=token_ids,
             integers=integers,
             embeddings=embeddings,
@@ -387,6 +389,7 @@ class ForwardPass:
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     # by layer: reads the last call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
+    has_rows: bool = False  # have been asked for
 
 
 class ForwardInputs:
@@ -444,9 +447,11 @@ class ForwardInputs:
         """Forget the current forward pass."""
         self.forward = ForwardPass(called=set())
         self._running: list[_RunningCall] = []  # the outermost call first
-        # a table, its ids and rows, before any call
-        self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None
-        self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
+        # tables, their ids and rows, before any call
+        self._lookups: list[tuple[nn.Module, Tensor, Tensor]] = []
+        # by table, shape and number of those that differ
+        self.token_ids: dict[tuple[nn.Module, torch.Size, int], Tensor] = {}
+        self._later_ids = dict(self.token_ids)  # of the next forward pass
         self._num_virtual = 0  # positions in front of the tokens
         self._square_rows: Tensor | None = None  # of the table, of as many sequences as positions
         self._has_new_ids = False  # since the last call of a module without a table
@@ -486,6 +491,8 @@ class ForwardInputs:
             self.read_held()
             self.forward = ForwardPass(called={each.module for each in self._running})
             # otherwise the token ids were looked up before this call
+            self.token_ids |= self._later_ids
+            self._later_ids = {}
             if has_table:
                 self.token_ids = {}
                 self._num_virtual = 0
@@ -494,13 +501,14 @@ class ForwardInputs:
         self.forward.called.add(module)
         for each in self._running if is_new else [call]:
             self._take(each)
-        if self._lookup is not None and call.embeddings is not None:
-            table, ids, rows = self._lookup
+        # of several, other ones are among the rows in front
+        if len(self._lookups) == 1 and call.embeddings is not None:
+            table, ids, rows = self._lookups[0]
             num_virtual = call.embeddings.shape[1] - rows.shape[1]
             if num_virtual >= 0 and torch.equal(call.embeddings[:, num_virtual:].to(rows), rows):
                 self._num_virtual = num_virtual
-                self.token_ids[table, ids.shape] = ids
-        self._lookup = None
+                self.token_ids[table, ids.shape, 0] = ids
+        self._lookups = []
 
     def _take(self, call: _RunningCall) -> None:
         """Let what a call is told hold in place of what those around it are."""
@@ -640,17 +648,32 @@ class ForwardInputs:
         """Record the token ids that an embedding table is called with."""
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
-        if isinstance(ids, Tensor) and not ids.is_floating_point():
+        if isinstance(ids, Tensor) and not (ids.is_floating_point() or is_transformed(ids)):
             if ids.ndim == 2:
                 integers = [each for call in self._running for each in call.integers]
                 _require_ids_of_call(ids, integers)
-            self.token_ids[table, ids.shape] = ids
+            self._take_ids(table, ids)
             self._has_new_ids = True
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookup = table, ids, output.detach()
+                self._lookups = [*self._lookups[-1:], (table, ids, output.detach())]
+
+    def _take_ids(self, table: nn.Module, ids: Tensor) -> None:
+        """Take ids that a table is called with, beside others of their shape: those of an earlier
+        call in the same pass, and those that the model is given and has replaced some of.
+        """
+        before = self.token_ids.get((table, ids.shape, 0))
+        if self._running and before is not None and not _equal(before, ids):
+            is_later = self.forward.has_rows
+            of_next, number = (self._later_ids, 0) if is_later else (self.token_ids, 1)
+            of_next[table, ids.shape, number] = ids
+            return
+        self.token_ids[table, ids.shape, 0] = ids
+        given = [call.input_ids.to(ids) for call in self._running if call.input_ids is not None]
+        if given and given[-1].shape == ids.shape and not _equal(given[-1], ids):
+            self.token_ids[table, ids.shape, 1] = given[-1]
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state, whose shape is given."""
@@ -671,6 +694,7 @@ class ForwardInputs:
         model's. A device is waited for once a forward pass, and again after a change of ids or mask
         in place.
         """
+        self.forward.has_rows = True
         inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
@@ -736,9 +760,9 @@ class ForwardInputs:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
         if any(not torch.equal(ids, fitting[0]) for ids in fitting[1:]):
             raise ValueError(
-                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} embedding "
-                "tables are called with ids that fit, and neither names nor an output head tell "
-                "which are tokens. Give token_ids=."
+                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} tensors "
+                "of other ids fit, which embedding tables are called with, or which the model is "
+                "given and replaces some of. Give token_ids=."
             )
         if rows.layer.positions_first and rows.shape == rows.shape[::-1] and rows.shape[0] > 1:
             raise ValueError(

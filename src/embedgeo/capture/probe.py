@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
+from embedgeo.capture.calls import (
+    eager_mode,
+    first_float,
+    first_input,
+    num_states,
+    watched_calls,
+)
 from embedgeo.capture.forward_inputs import (
     ForwardInputs,
     PerToken,
@@ -337,6 +343,13 @@ class Probe:
                 f"{type(kwargs if takes_input else output).__name__}. Leave the layer out."
             )
         _require_values(layer, hidden)
+        if not takes_input and layer.place is not None and num_states(output, hidden) > 1:
+            raise ValueError(
+                f"layer {layer.name!r} must return one hidden state; its {type(module).__name__} "
+                f"returns several of shape {tuple(hidden.shape)}, as a branch and the residual "
+                "stream. Measure the module that gets their sum, by layers= with a pattern of its "
+                "name."
+            )
         if not (is_inside and (layer.is_last_call or self._inputs.awaits_mask(layer))):
             self._take(layer, hidden)
             return
