@@ -329,8 +329,7 @@ def _held_bytes(
     most_types = geometry.inputs.num_token_types if has_types else 0
     guess = model_width(geometry.model)
     held = Counter[str]()
-    for layer in layers:
-        width = layer.width or guess
+    for width, num_layers in Counter(layer.width or guess for layer in layers).items():
         for metric in geometry.make_metrics(width) if width else ():
             name = type(metric).__name__
             held[name] += 0
@@ -340,7 +339,7 @@ def _held_bytes(
                     rows = -(-num_rows // num_groups)
                     of_metric += num_groups * metric.state_bytes(rows, min(rows, most_types))
                 # once a row is massive there is a copy of the ordinary ones
-                held[name] += of_metric * (2 if metric.keys_without_massive else 1)
+                held[name] += num_layers * of_metric * (2 if metric.keys_without_massive else 1)
     return held
 
 
