@@ -31,7 +31,7 @@ def test_says_what_happened_where_it_lies_and_what_to_open(demo: Demo) -> None:
     for name in ("checkpoints", "history.parquet", "probe.txt"):
         assert str(demo.out / name) in demo.printed
     assert f"tensorboard.main --logdir {demo.out / 'tensorboard'}\n" in demo.printed
-    assert "5/5" in demo.printed
+    assert "3/3" in demo.printed
 
 
 def test_records_are_of_the_checkpoints(demo: Demo, records: pd.DataFrame) -> None:

@@ -122,8 +122,8 @@ def test_the_command_prints_the_description(capsys, monkeypatch, tmp_path):
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    arguments = ["--batch-size", "2", "--seq-len", "16", "--layers", "*block.*"]
-    monitor = GeometryMonitor(layers="*block.*")
+    arguments = ["--batch-size", "2", "--seq-len", "16", "--layers", "*.block.?"]
+    monitor = GeometryMonitor(layers="*.block.?")
     model = t5()
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)

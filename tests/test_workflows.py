@@ -21,9 +21,6 @@ JOBS = {
     for workflow, read in WORKFLOWS.items()
     for name, job in read["jobs"].items()
 }
-TARGETS = set(
-    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-)
 
 
 def cells(job):
@@ -50,10 +47,6 @@ def made(workflow):
     return {target for line in lines if line.startswith("make ") for target in line.split()[1:]}
 
 
-def test_what_is_made_are_targets_of_the_makefile():
-    assert {target for workflow in WORKFLOWS for target in made(workflow)} <= TARGETS
-
-
 def test_a_change_has_to_pass_what_a_merge_has():
     parts = re.search(
         r'EMBEDGEO_CI_PARTS="([a-z -]+)"', (ROOT / ".ci/run").read_text(encoding="utf-8")
@@ -77,6 +70,7 @@ def test_every_version_of_python_that_is_promised_is_tested(workflow):
 
 def test_a_job_may_do_no_more_than_it_has_to():
     may_write = {"docs deploy": {"pages", "id-token"}, "release publish": {"id-token"}}
+    assert all(each["permissions"] == {"contents": "read"} for each in WORKFLOWS.values())
     for name, job in JOBS.items():
         assert job["timeout-minutes"] <= 60
         writing = {what for what, may in job.get("permissions", {}).items() if may == "write"}
@@ -86,12 +80,6 @@ def test_a_job_may_do_no_more_than_it_has_to():
             assert re.fullmatch(r"(actions|pypa)/[a-z-]+@(v\d+|release/v1)", used)
             assert not writing or not ("run" in step or "checkout" in used)
             assert "${{ github" not in step.get("run", "")  # a branch or title may be shell code
-
-
-def test_a_workflow_reads_alone_and_one_at_a_time():
-    for workflow in WORKFLOWS.values():
-        assert workflow["permissions"] == {"contents": "read"}
-        assert "group" in workflow["concurrency"]
 
 
 def test_no_address_is_invented():

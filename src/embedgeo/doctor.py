@@ -3,7 +3,7 @@
 import inspect
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -143,18 +143,12 @@ def describe(
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()
-        found = _Forward(model, geometry.layers)
-        found.run(batch)
+        forward = _Forward(model, geometry.layers)
+        forward.run(batch)
         compared = _compared_states(model)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
-    layers = [_described(layer, found, paths) for layer in geometry.layers]
-    tables = dict.fromkeys(paths[table] for table, *_ in found.inputs.token_ids)
-    token_ids = "unknown" if found.error and not tables else " and ".join(tables) or "none"
-    mask = " and ".join(f"{name} of {paths[module]}" for module, name in found.masks.items())
-    if monitor.token_ids is not None:
-        token_ids = "the function given as token_ids="
-    if monitor.mask is not None:
-        mask = "the function given as mask="
+    layers = [_described(layer, forward, paths) for layer in geometry.layers]
+    tables = dict.fromkeys(paths[table] for table, *_ in forward.inputs.token_ids)
     has_ids = bool(tables) or monitor.token_ids is not None
     held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
     sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
@@ -162,16 +156,29 @@ def describe(
         type(inner).__name__,
         sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight)),
         layers=tuple(layers),
-        token_ids=token_ids,
-        mask=mask or "none: every position counts",
+        token_ids=_token_source(monitor, forward, tables),
+        mask=_mask_source(monitor, forward, paths),
         num_rows=num_rows,
         metrics=held,
         num_ranks=ranks,
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
         exchange_bytes=2 * sent * (ranks - 1) // ranks,
         compared=compared,
-        warnings=(*_warnings(found, layers, has_ids=has_ids), *notes),
+        warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes),
     )
+
+
+def _token_source(monitor: Monitor, forward: "_Forward", tables: Iterable[str]) -> str:
+    if monitor.token_ids is not None:
+        return "the function given as token_ids="
+    return " and ".join(tables) or ("unknown" if forward.error else "none")
+
+
+def _mask_source(monitor: Monitor, forward: "_Forward", paths: Mapping[nn.Module, str]) -> str:
+    if monitor.mask is not None:
+        return "the function given as mask="
+    masks = [f"{name} of {paths[module]}" for module, name in forward.masks.items()]
+    return " and ".join(masks) or "none: every position counts"
 
 
 class _Forward:
@@ -263,15 +270,15 @@ def _compared_states(model: nn.Module) -> str:
     with suppress(Exception):  # it has no blocks, or cannot be copied or run
         copied = deepcopy(measured, memo)
         layers = resolve_layers(copied, "hidden_states")
-        found = _Forward(copied, layers)
-        output = found.run(output_hidden_states=True)
+        forward = _Forward(copied, layers)
+        output = forward.run(output_hidden_states=True)
         for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
             own += getattr(output, kind, None) or ()
     if not own:
         return ""
     differ = list[str]()
     for layer, state in zip(layers, own, strict=False):
-        calls = found.hidden[layer.name]
+        calls = forward.hidden[layer.name]
         index = -1 if layer.is_last_call else layer.calls[-1].index
         if not -1 <= index < len(calls) or calls[index] is not state:
             differ.append(layer.name)
@@ -280,21 +287,23 @@ def _compared_states(model: nn.Module) -> str:
     return f"compared with output_hidden_states: equal at {num_equal} layers{apart}"
 
 
-def _described(layer: Layer, found: _Forward, paths: Mapping[nn.Module, str]) -> DescribedLayer:
+def _described(layer: Layer, forward: _Forward, paths: Mapping[nn.Module, str]) -> DescribedLayer:
     modules = [call.module for call in layer.calls]
     path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
     start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
-    states = [state for state in found.hidden[layer.name] if state is not None]
+    states = [state for state in forward.hidden[layer.name] if state is not None]
     width = states[-1].shape[-1] if states else None
     return DescribedLayer(layer.name, f"{start}{path} ({type(modules[0]).__name__})", width)
 
 
-def _warnings(found: _Forward, layers: Sequence[DescribedLayer], *, has_ids: bool) -> Iterator[str]:
+def _warnings(
+    forward: _Forward, layers: Sequence[DescribedLayer], *, has_ids: bool
+) -> Iterator[str]:
     silent = [layer.name for layer in layers if layer.width is None]
-    if silent and found.error:
+    if silent and forward.error:
         yield (
             f"The model could not be run on this batch, or on synthetic token ids "
-            f"({reason(found.error)}): widths and sources may be missing. Give a batch: "
+            f"({reason(forward.error)}): widths and sources may be missing. Give a batch: "
             "embedgeo.describe(monitor, model, batch)."
         )
     elif silent:
@@ -320,8 +329,7 @@ def _held_bytes(
     most_types = geometry.inputs.num_token_types if has_types else 0
     guess = model_width(geometry.model)
     held = Counter[str]()
-    for layer in layers:
-        width = layer.width or guess
+    for width, num_layers in Counter(layer.width or guess for layer in layers).items():
         for metric in geometry.make_metrics(width) if width else ():
             name = type(metric).__name__
             held[name] += 0
@@ -331,7 +339,7 @@ def _held_bytes(
                     rows = -(-num_rows // num_groups)
                     of_metric += num_groups * state_bytes(metric, rows, min(rows, most_types))
                 # once a row is massive there is a copy of the ordinary ones
-                held[name] += of_metric * (2 if metric.keys_without_massive else 1)
+                held[name] += num_layers * of_metric * (2 if metric.keys_without_massive else 1)
     return held
 
 
@@ -349,14 +357,14 @@ def run_doctor(
     with muted_libraries():
         model = _model(source, trust_remote_code=trust_remote_code)
         patterns = SweepSettings("", layers=layers).layer_patterns
-        found = describe(
+        described = describe(
             GeometryMonitor(layers=patterns, jackknife=jackknife),
             model,
             batch_size=batch_size,
             seq_len=seq_len or min(stated_positions(measured_model(model)) or 512, 512),
             ranks=ranks,
         )
-    print(found, flush=True)
+    print(described, flush=True)
 
 
 def _model(source: str, *, trust_remote_code: bool) -> nn.Module:

@@ -44,7 +44,6 @@ def observed(folder, make, rows="tokens"):
     }
 
 
-STREAMING = {"metrics": "embedgeo.streaming_metrics", "rows": "mean"}
 FULL = {"metrics": "embedgeo.full_metrics", "rows": "last"}
 SOME = {
     "rows": "first",
@@ -60,11 +59,10 @@ SOME = {
 @pytest.mark.parametrize(
     ("asked", "make"),
     [
-        (STREAMING, embedgeo.streaming_metrics),
         (FULL, embedgeo.full_metrics),
         (SOME, partial(embedgeo.default_metrics, **{k: SOME[k] for k in SOME if k != "rows"})),
     ],
-    ids=["streaming", "full", "options"],
+    ids=["full", "options"],
 )
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     local_run(tmp_path / "run", steps=(1,))

@@ -95,66 +95,44 @@ def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
     assert "replaced" not in capsys.readouterr().out
 
 
-# ── folders of other versions
-# ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def earlier(tmp_path, options):
-    """A sweep of one of two checkpoints; what it was asked; the manifest; and the Parquet file of
-    the one.
-    """
-    run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
-    out = Path(options["out"])
-    (out / "checkpoints" / "step2.parquet").unlink()
-    return str(run), out / "manifest.json", out / "checkpoints" / "step1.parquet"
-
-
-def test_results_of_an_earlier_schema_are_refused_as_they_are(earlier, options):
-    run, manifest, results = earlier
-    pd.read_parquet(results).drop(columns="stderr").to_parquet(results)
-    before = contents(manifest.parent)
-    said = r"step1\.parquet must have .*; stderr missing\. Was it written by another ver"
-    with pytest.raises(ValueError, match=said):
-        sweep(run, **options)
-    assert contents(manifest.parent) == before
-
-
-def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
-    run, manifest, _ = earlier
-    manifest.unlink()
-    before = contents(manifest.parent)
-    with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
-        sweep(run, **options)
-    assert contents(manifest.parent) == before
-
-
-# ── damaged files
+# ── damaged files and folders of other versions
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
-    path = Path(options["out"]) / "checkpoints" / "step2.parquet"
+    out = Path(options["out"])
+    path = out / "checkpoints" / "step2.parquet"
     before, records = path.read_bytes(), pd.read_parquet(path)
-    damage = (
-        lambda: path.write_bytes(before[:-50]),
-        lambda: path.write_bytes(b""),
-        lambda: pd.DataFrame({"a": [1]}).to_parquet(path),
-        lambda: records.assign(value="high").to_parquet(path),
-        lambda: records.iloc[:0].to_parquet(path),
-    )
-    for harm in damage:
+    removing = "Removing it is safe: the next sweep measures step2 again"
+    earlier = r"step2\.parquet must have .*; stderr missing\. Was it written by another ver"
+    for harm, said in (
+        (lambda: path.write_bytes(before[:-50]), removing),
+        (lambda: path.write_bytes(b""), removing),
+        (lambda: records.assign(value="high").to_parquet(path), removing),
+        (lambda: records.iloc[:0].to_parquet(path), removing),
+        (lambda: records.drop(columns="stderr").to_parquet(path), earlier),
+    ):
         harm()
-        said = "Removing it is safe: the next sweep measures step2 again"
+        damaged = contents(out)
         with pytest.raises(ValueError, match=said) as caught:
             sweep(str(run), **options)
         assert str(path) in str(caught.value)
+        assert contents(out) == damaged
     path.unlink()
     assert sweep(str(run), **options) == 0
     assert path.read_bytes() == before
+
+
+def test_results_without_a_manifest_are_refused_as_they_are(tmp_path, options):
+    run = local_run(tmp_path / "run", steps=(1,))
+    sweep(str(run), **options)
+    (Path(options["out"]) / "manifest.json").unlink()
+    before = contents(Path(options["out"]))
+    with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
+        sweep(str(run), **options)
+    assert contents(Path(options["out"])) == before
 
 
 # ── two sweeps of the same checkpoints

@@ -74,7 +74,7 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
             logits = made(inputs)
         records = found[found["step"] == step].set_index(["layer", "metric"])["value"]
         for layer, values in geometry.compute().items():
-            for key in ("Q", "V_W_unbiased", "intrinsic_dimension"):
+            for key in ("Q", "V_W_unbiased"):
                 assert records[layer, key] == pytest.approx(float(values[key]), rel=1e-6)
         loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), inputs[:, 1:])
         assert records["model", "loss"] == pytest.approx(loss.item(), rel=1e-6)

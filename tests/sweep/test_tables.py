@@ -54,7 +54,8 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
         after_processing=True,
         extra=("coordinates", "scales"),
     )
-    for name, step in STEPS.items():
+    for name in ("step2", "step9"):
+        step = STEPS[name]
         made, losses = model(step), []
         with torch.no_grad(), embedgeo.observe(made, metrics=make, jackknife=4) as geometry:
             for batch in ids.split(8):

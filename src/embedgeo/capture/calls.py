@@ -145,9 +145,9 @@ def first_float(value: Any) -> Tensor | None:
 
 def num_states(output: Any, hidden: Tensor) -> int:
     """How many tensors of the shape of its hidden state a module gives; of a block whose output is
-    a branch and the residual stream, neither of which is that, there are two.
+    a branch and the residual stream, neither of which is that, there are two. A named tuple tells.
     """
-    parts = output if isinstance(output, tuple | list) else [output]
+    parts = output if type(output) in (tuple, list) else [output]
     tensors = [each for each in parts if isinstance(each, Tensor) and each.is_floating_point()]
     return len([each for each in tensors if each.shape == hidden.shape])
 
