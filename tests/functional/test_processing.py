@@ -137,20 +137,3 @@ def test_values_after_processing_are_those_of_the_processed_rows(top):
             assert values[f"anisotropy_{name}"] == pytest.approx(
                 anisotropy(processed).item(), rel=1e-9
             ), name
-
-
-@pytest.mark.parametrize(
-    ("x", "error", "message"),
-    [
-        (torch.zeros(3, 7), ValueError, r"shape \(\.\.\., 8\), .*; got \(3, 7\)"),
-        (torch.tensor(1.0), ValueError, r"got \(\)"),
-        (
-            torch.zeros(3, 8, dtype=torch.int64),
-            TypeError,
-            "must be a floating-point tensor; got torch.int64",
-        ),
-    ],
-)
-def test_other_rows_are_refused(x, error, message):
-    with pytest.raises(error, match=message):
-        z_scoring(row_scatter(rows()))(x)
