@@ -56,16 +56,6 @@ def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
     assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-4)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_fewer_than_three_rows_have_no_dimension(n):
-    for estimate in (
-        twonn_dimension(gaussian(n, 3)),
-        estimated_dimension(gaussian(n, 3), skdim.id.lPCA()),
-    ):
-        assert math.isnan(estimate.dimension)
-        assert estimate.num_points == n
-
-
 def grid(side=10):
     return torch.cartesian_prod(torch.arange(float(side)), torch.arange(float(side)))
 

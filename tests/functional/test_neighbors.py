@@ -227,13 +227,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(grown) * 1024 < 150e6
 
 
-def test_rows_are_left_as_they_were():
-    x = gaussian(600, 8).half()
-    before = x.clone()
-    assert_nearest(x, 2)
-    assert x.equal(before)
-
-
 def scale(x):
     """The median distance from the mean."""
     return torch.linalg.vector_norm(x - x.mean(0), dim=1).median()

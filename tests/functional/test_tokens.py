@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 from embedgeo.functional import (
     TokenTable,
@@ -20,7 +19,6 @@ from embedgeo.functional import (
 )
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
-from tests.strategies import splits
 
 
 def assert_table(table, x, ids, *, rtol):
@@ -48,16 +46,6 @@ def test_rows_may_be_wide():
     assert_table(
         token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9
     )
-
-
-@settings(max_examples=20)
-@given(parts=splits(200))
-def test_tables_of_parts_merge_to_that_of_the_whole(parts):
-    x, ids = token_rows(200, 4, mean=1000.0)
-    table = token_table(x[:0], ids[:0])
-    for part in parts:
-        table = table.merge(token_table(x[part], ids[part]))
-    assert_table(table, x, ids, rtol=1e-9)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.2, 10.0])
