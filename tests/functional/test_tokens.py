@@ -10,7 +10,6 @@ import torch
 
 from embedgeo.functional import (
     TokenTable,
-    least_squares,
     token_table,
     type_regressions,
     type_values,
@@ -166,13 +165,6 @@ def test_identical_rows_per_token_have_a_variance_of_exactly_zero(dtype, mean):
     assert table.m2.count_nonzero() == table.sequence_m2.count_nonzero() == 0
     merged = token_table(x[:999], ids[:999], sequences[:999]).merge(table)
     assert within_variance(merged.without_rounding(), torch.tensor(40)) == 0
-
-
-def test_least_squares_equals_the_naive_line():
-    x, y = 1000 + gaussian(2, 50)
-    slope, r2 = least_squares(x, x + y)
-    expected = dict(zip(("slope", "r2"), references.line(x.numpy(), (x + y).numpy()), strict=True))
-    assert_values({"slope": slope, "r2": r2}, expected, rtol=1e-9)
 
 
 def test_a_regression_on_values_that_are_all_equal_is_undefined():
