@@ -20,6 +20,7 @@ from embedgeo.metrics import (
     TokenSimilarity,
 )
 from embedgeo.metrics.base import metric_classes
+from tests.metrics.own_metric import PositiveShare
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -119,7 +120,7 @@ OTHER_METRICS = [
 ]
 """The package's further classes of metrics, which are made of the width alone."""
 
-_ALL = _LISTED | {kind.__name__: kind for kind in OTHER_METRICS}
+_ALL = _LISTED | {kind.__name__: kind for kind in (*OTHER_METRICS, PositiveShare)}
 KINDS = list(_ALL)
 
 

@@ -253,16 +253,6 @@ def test_sequences_can_be_the_rows(rows, padding):
     assert rows_seen(geometry, "mean(last2)")[0].shape == (4, 16)
 
 
-def test_values_that_need_token_ids_are_not_there_for_means_of_sequences():
-    model = gpt_neox()
-    with observe(model, rows="mean") as geometry:
-        model(**token_batch())
-    values = geometry.compute()["block.00"]
-    assert values["n"] == 4
-    assert values["V"] > 0
-    assert not [key for key in values if key.startswith(("V_W", "V_B", "V_on"))]
-
-
 def test_a_sequence_without_any_token_that_counts_is_no_row():
     batch = token_batch()
     batch["attention_mask"][1] = 0

@@ -27,22 +27,6 @@ def embedded(intrinsic, dim=40, n=2000):
     return torch.rand(n, intrinsic, generator=generator(), dtype=torch.float64) @ axes.T
 
 
-@pytest.mark.parametrize("discard_fraction", [0.1, 0.8])
-@pytest.mark.parametrize(
-    ("dtype", "mean"),
-    [(torch.float64, 0.0), (torch.float32, 1000.0), (torch.bfloat16, 0.0)],
-    ids=str,
-)
-def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
-    x = (mean + embedded(5, dim=30, n=701)).to(dtype)
-    estimate = twonn_dimension(x, discard_fraction=discard_fraction)
-    expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(
-        merge_duplicates(x).double().numpy()
-    )
-    assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
-    assert estimate.num_points == len(merge_duplicates(x))
-
-
 @pytest.mark.parametrize(
     ("n", "discard_fraction", "used"),
     [(40, 0.8, 8), (600, 0.8, 120), (600, 0.1, 540), (40, 1e-12, 39)],
@@ -70,16 +54,6 @@ def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
     estimate = twonn_dimension((size * rows).float())
     assert estimate.num_points == 200
     assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-4)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_fewer_than_three_rows_have_no_dimension(n):
-    for estimate in (
-        twonn_dimension(gaussian(n, 3)),
-        estimated_dimension(gaussian(n, 3), skdim.id.lPCA()),
-    ):
-        assert math.isnan(estimate.dimension)
-        assert estimate.num_points == n
 
 
 def grid(side=10):

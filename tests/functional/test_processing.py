@@ -74,17 +74,6 @@ def test_it_gives_what_the_reference_gives(process, dtype, tolerance):
 
 
 @PROCESS
-def test_it_moves_rows_that_it_was_not_fitted_on_alike(process):
-    x = rows(400)
-    process = fitted(process, x[:300])
-    both = process(x.view(4, 100, 8))
-    assert both.shape == (4, 100, 8)
-    torch.testing.assert_close(both.view(400, 8)[:300], process(x[:300]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(process(x[300]), both[3, 0], rtol=0, atol=1e-12)
-    assert process(x[:0]).shape == (0, 8)
-
-
-@PROCESS
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_coordinates_that_do_not_vary_become_zero(process, dtype):
     x = rows(dtype=dtype)
@@ -137,20 +126,3 @@ def test_values_after_processing_are_those_of_the_processed_rows(top):
             assert values[f"anisotropy_{name}"] == pytest.approx(
                 anisotropy(processed).item(), rel=1e-9
             ), name
-
-
-@pytest.mark.parametrize(
-    ("x", "error", "message"),
-    [
-        (torch.zeros(3, 7), ValueError, r"shape \(\.\.\., 8\), .*; got \(3, 7\)"),
-        (torch.tensor(1.0), ValueError, r"got \(\)"),
-        (
-            torch.zeros(3, 8, dtype=torch.int64),
-            TypeError,
-            "must be a floating-point tensor; got torch.int64",
-        ),
-    ],
-)
-def test_other_rows_are_refused(x, error, message):
-    with pytest.raises(error, match=message):
-        z_scoring(row_scatter(rows()))(x)

@@ -7,11 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 from embedgeo.functional import (
     TokenTable,
-    least_squares,
     token_table,
     type_regressions,
     type_values,
@@ -20,7 +18,6 @@ from embedgeo.functional import (
 )
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
-from tests.strategies import splits
 
 
 def assert_table(table, x, ids, *, rtol):
@@ -48,16 +45,6 @@ def test_rows_may_be_wide():
     assert_table(
         token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9
     )
-
-
-@settings(max_examples=20)
-@given(parts=splits(200))
-def test_tables_of_parts_merge_to_that_of_the_whole(parts):
-    x, ids = token_rows(200, 4, mean=1000.0)
-    table = token_table(x[:0], ids[:0])
-    for part in parts:
-        table = table.merge(token_table(x[part], ids[part]))
-    assert_table(table, x, ids, rtol=1e-9)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.2, 10.0])
@@ -178,13 +165,6 @@ def test_identical_rows_per_token_have_a_variance_of_exactly_zero(dtype, mean):
     assert table.m2.count_nonzero() == table.sequence_m2.count_nonzero() == 0
     merged = token_table(x[:999], ids[:999], sequences[:999]).merge(table)
     assert within_variance(merged.without_rounding(), torch.tensor(40)) == 0
-
-
-def test_least_squares_equals_the_naive_line():
-    x, y = 1000 + gaussian(2, 50)
-    slope, r2 = least_squares(x, x + y)
-    expected = dict(zip(("slope", "r2"), references.line(x.numpy(), (x + y).numpy()), strict=True))
-    assert_values({"slope": slope, "r2": r2}, expected, rtol=1e-9)
 
 
 def test_a_regression_on_values_that_are_all_equal_is_undefined():

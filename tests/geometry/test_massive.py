@@ -9,7 +9,6 @@ import torch
 from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
-from tests.ranks import on_two_ranks
 
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 TIMES = 1.1
@@ -119,23 +118,3 @@ def test_other_numbers_are_refused(wrong):
     ):
         with pytest.raises(ValueError, match="massive must be"):
             start()
-
-
-def values_on_rank(rank):
-    model = built()
-    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
-        for seed in ((0, 2), (1,))[rank]:
-            model(**batch(seed))
-    return geometry.compute()
-
-
-@pytest.mark.slow
-def test_on_two_ranks_each_pass_has_its_own_median(tmp_path):
-    first, second = on_two_ranks(values_on_rank, tmp_path)
-    model = built()
-    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
-        for seed in (0, 1, 2):
-            model(**batch(seed))
-    for layer, values in geometry.compute().items():
-        assert first[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer
-        assert second[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer

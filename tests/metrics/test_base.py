@@ -2,20 +2,15 @@
 Lightning make of it.
 """
 
-from typing import NamedTuple
-
 import lightning
 import pytest
 import skdim.id
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.functional import Moments, row_moments
-from embedgeo.functional.moments import Parts, Pooling
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -24,7 +19,6 @@ from embedgeo.metrics import (
     NextTokenGeometry,
     TokenMoments,
 )
-from embedgeo.metrics.base import GeometryMetric
 from tests.data import assert_values, gaussian, token_rows, updated
 from tests.training.runs import trainer
 
@@ -57,62 +51,6 @@ def test_another_metric_or_one_with_other_arguments_is_not_merged():
     ):
         with pytest.raises(ValueError, match=message):
             metric.merge_state(other)
-
-
-class Largest(NamedTuple):
-    """The largest coordinates of the rows: a state of the test's own, with a setting."""
-
-    largest: Tensor
-    unit: str
-
-    def merge(self, other):
-        return self._replace(largest=torch.maximum(self.largest, other.largest))
-
-    def reduction(self, ranks):
-        return Pooling(self)
-
-    def parts(self):
-        return Parts(self.largest.sum() * 0, largest=(self.largest,))
-
-    def with_parts(self, parts):
-        return self._replace(largest=parts.largest[0])
-
-
-class Range(GeometryMetric):
-    """All that a new metric has to say."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.declare(Largest(torch.zeros(dim, dtype=torch.float64), "m"))
-        self.declare(Moments.empty(dim), "moments_")
-
-    def update_states(self, rows):
-        self.extend(row_moments(rows.embeddings))
-        held = self.load(Largest)
-        for row in rows.embeddings:
-            held = held.merge(held._replace(largest=row))
-        self.store(held)
-
-    def compute(self):
-        largest = self.load(Largest)
-        return {f"largest_{largest.unit}": largest.largest.max(), "n": self.load(Moments).n}
-
-
-def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset():
-    x = rows()[0]
-    metric, other = updated(Range(DIM), x[:50]), updated(Range(DIM), x[50:]).half()
-    assert metric.metric_state.keys() == {
-        "num_rows",
-        "num_nonfinite",
-        "settings",
-        "largest",
-        *(f"moments_{key}" for key in Moments._fields),
-    }
-    metric.merge_state(other)
-    assert_values(metric.compute(), {"largest_m": x.max(), "n": float(N)}, rtol=0)
-    assert metric.update_count == 2
-    metric.reset()
-    assert_values(updated(metric, x[:1]).compute(), {"largest_m": x[0].max(), "n": 1.0}, rtol=0)
 
 
 def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):

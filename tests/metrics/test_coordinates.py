@@ -112,10 +112,6 @@ def test_shares_of_coordinates_equal_the_naive_ones(mean, is_merged):
         float(table[f"share_of_{whole}"].sum()) == pytest.approx(1)
         for whole in ("M", "V", "cosine")
     )
-    if "top_dim_share" in metric.compute():
-        assert float(table["share_of_V"].max()) == pytest.approx(
-            float(metric.compute()["top_dim_share"]), rel=1e-12
-        )
 
 
 def test_the_largest_coordinates_are_those_of_each_share():

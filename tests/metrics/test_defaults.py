@@ -26,7 +26,7 @@ from embedgeo.sweep.settings import SweepSettings
 from tests.data import KINDS, new_metric
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import TinyLM, fit, steps
+from tests.training.runs import steps
 
 
 def test_the_default_metrics_have_a_sample_where_a_scatter_is_too_large():
@@ -49,7 +49,7 @@ def test_what_only_a_scatter_tells_keeps_it():
         assert metrics[1].sample_size is None
 
 
-@pytest.mark.parametrize("n", [7, 5000])
+@pytest.mark.parametrize("n", [7, 4500])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     metric = new_metric(kind, 8)
@@ -114,22 +114,26 @@ MANY = 1_000_000  # batches, whose words have too many types
 FEW = 100
 
 
-def said(caplog):
-    return [line for record in caplog.records for line in record.getMessage().splitlines()]
+def measured(caplog, **options):
+    """The metrics that a monitor has recorded of a step, and the lines that it has logged."""
+    caplog.set_level(logging.INFO)
+    model, batch = gpt_neox(), token_batch(4, 12)
+    monitor = StepMonitor(model, **{"on_error": "raise", **options})
+    for step in range(2):
+        with monitor.step(step, batch):
+            model(**batch)
+    monitor.close()
+    told = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    return {record["metric"] for record in monitor.history}, told
 
 
 @pytest.mark.parametrize("metrics", [None, "auto"])
-def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(
-    tmp_path, caplog, metrics
-):
-    caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(**in_words(MANY, metrics=metrics))
-    fit(tmp_path, monitor, max_steps=2)
-    assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
-    (line,) = [line for line in said(caplog) if "in place of TokenMoments" in line]
+def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(caplog, metrics):
+    found, told = measured(caplog, **in_words(MANY, metrics=metrics))
+    assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in line for line in told)
+    (line,) = [line for line in told if "in place of TokenMoments" in line]
     assert "may take 84.5 GB on a rank, more than 2.15 GB" in line
     assert "metrics=embedgeo.default_metrics has the tables" in line
-    found = {record["metric"] for record in monitor.history}
     assert {"Q", "V_W_unbiased", "anisotropy", "intrinsic_dimension"} <= found
     assert not found & {"V_W", "token_types"}
 
@@ -143,13 +147,11 @@ def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(
     ],
     ids=["few rows", "few types", "asked for"],
 )
-def test_token_tables_that_fit_or_are_asked_for_are_held(tmp_path, caplog, options):
-    caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(**in_words(**options))
-    fit(tmp_path, monitor, max_steps=2)
-    assert any("TokenMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
-    assert not any("in place of TokenMoments" in line for line in said(caplog))
-    assert "V_W" in {record["metric"] for record in monitor.history}
+def test_token_tables_that_fit_or_are_asked_for_are_held(caplog, options):
+    found, told = measured(caplog, **in_words(**options))
+    assert any("TokenMoments, Anisotropy, IntrinsicDimension, every" in line for line in told)
+    assert not any("in place of TokenMoments" in line for line in told)
+    assert "V_W" in found
 
 
 def test_a_resumed_run_keeps_its_metrics():
@@ -186,6 +188,7 @@ def keys_of_a_run(rank):
     return sorted({record["metric"] for record in monitor.history})
 
 
+@pytest.mark.slow
 def test_ranks_choose_alike(tmp_path):
     first, second = on_two_ranks(keys_of_a_run, tmp_path)
     assert first == second
@@ -221,23 +224,16 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
         GeometryMonitor(metrics="all")
 
 
-OF_A_SAMPLE = (
-    "Anisotropy is that of a sample of 1,024 rows (23.8 MB) at layers of width 5800, not of the "
-    "scatter of all (269 MB): compare it with anisotropy_null, and with samples of as many rows."
-)
-
-
-@pytest.mark.slow
-def test_a_sample_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(on_error="raise")
-    module = TinyLM(hidden_size=5800, intermediate_size=16, num_hidden_layers=1)
-    fit(tmp_path, monitor, module=module, max_steps=1)
-    assert [line for line in said(caplog) if "a sample of" in line] == [
-        f"GeometryMonitor: {OF_A_SAMPLE}"
-    ]
-    found = {record["metric"] for record in monitor.history}
-    assert {"anisotropy", "anisotropy_standardized", "participation_ratio"} <= found
+def test_a_sample_in_place_of_a_scatter_is_said_in_one_line_when_training_starts(caplog):
+    sampled = default_metrics(5800)[1]
+    assert sampled.compromise == (
+        "Anisotropy is that of a sample of 1,024 rows (23.8 MB) at layers of width 5800, not of "
+        "the scatter of all (269 MB): compare it with anisotropy_null, and with samples of as many "
+        "rows."
+    )
+    _, told = measured(caplog, metrics=lambda dim: [Anisotropy(dim, sample_size=9)])
+    expected = f"StepMonitor: {Anisotropy(16, sample_size=9).compromise}"
+    assert [line for line in told if "a sample of" in line] == [expected]
 
 
 METRICS = {

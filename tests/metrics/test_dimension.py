@@ -61,19 +61,6 @@ def test_near_copies_count_as_duplicates(estimator):
     assert_values(exact, {"duplicate_fraction": 0.0, "n_points": 500.0}, rtol=0)
 
 
-@pytest.mark.parametrize("n", [4, 5, 26, 900])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
-    x = gaussian(n, 5).to(dtype)
-    expected = gride_dimensions(x, (2,)).dimensions[0]
-    assert expected.isnan() == (n < 5)
-    assert_values(
-        updated(IntrinsicDimension(5), x).compute(),
-        {"intrinsic_dimension_next_scale": expected},
-        rtol=1e-5,
-    )
-
-
 @pytest.mark.parametrize("options", [{"discard_fraction": 0.8}, {"duplicate_tolerance": 0.1}])
 def test_options_are_those_of_the_function(options):
     x = gaussian(300, 5)

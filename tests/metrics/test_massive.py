@@ -67,9 +67,15 @@ def without(x, marks):
     return torch.where(marks[..., None], torch.nan, x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_massive", [1, 40, 240])
-@pytest.mark.parametrize("scale", [60.0, 1e8])
+@pytest.mark.parametrize(
+    ("num_massive", "scale", "dtype"),
+    [
+        (1, 60.0, torch.float32),
+        (40, 1e8, torch.float64),
+        (40, 1e8, torch.bfloat16),
+        (240, 1e8, torch.float32),
+    ],
+)
 def test_numbers_without_massive_rows_are_those_of_the_other_rows(num_massive, scale, dtype):
     x, ids, marks = planted(num_massive, scale=scale, dtype=dtype)
     values, _ = measured(x, ids)
@@ -121,16 +127,6 @@ def test_errors_are_those_of_the_other_rows():
     _, expected = measured(without(x, marks), ids, jackknife=4)
     for key in ("V", "M_over_Q", "V_W_over_V_unbiased", "anisotropy", "V_on_M_slope"):
         assert errors[f"{key}_without_massive"] == pytest.approx(expected[key], rel=1e-9), key
-
-
-def test_left_out_of_all_numbers():
-    x, ids, marks = planted(40)
-    values, _ = measured(x, ids, skip_massive=True)
-    expected, _ = measured(without(x, marks), ids)
-    assert values["n_massive"] == marks.sum()
-    assert not [key for key in values if "without_massive" in key]
-    for key in EIGHT:
-        assert values[key] == pytest.approx(expected[key], rel=1e-9), key
 
 
 def test_first_positions_among_massive_rows_are_counted():
@@ -223,7 +219,7 @@ def test_a_flag_asks_for_two_standard_errors():
 
 @pytest.mark.slow
 def test_nothing_is_said_of_ordinary_clouds():
-    for seed in range(50):
+    for seed in range(10):
         x = gaussian(1200, 64, seed=seed)
         ids = zipf_ids(1200, vocabulary=400, seed=seed)
         of_types = x + 2 * gaussian(400, 64, seed=1000 + seed)[ids]

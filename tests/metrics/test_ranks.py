@@ -35,7 +35,6 @@ from tests.data import (
     token_rows,
     updated,
 )
-from tests.metrics.own_metric import PositiveShare
 from tests.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
@@ -107,11 +106,6 @@ def texts_on(rank):
     return values
 
 
-def own_states_on(rank):
-    """Values of a metric from outside the package, whose states have collectives of their own."""
-    return updated(PositiveShare(DIM), rows()[0][rank::2]).compute()
-
-
 def collectives_on(rank):
     """What each collective makes of a tensor that is another one on each rank, and of the tensor
     itself.
@@ -132,7 +126,6 @@ def everything_on(rank):
         table_on,
         texts_on,
         collectives_on,
-        own_states_on,
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -251,12 +244,6 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
-
-
-def test_states_with_collectives_of_their_own_are_those_of_all_ranks(ranks):
-    expected = updated(PositiveShare(DIM), rows()[0]).compute()
-    for result in ranks:
-        assert_values(result["own_states_on"], expected, rtol=1e-12)
 
 
 def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):

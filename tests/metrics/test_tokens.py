@@ -12,7 +12,6 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     TokenMoments,
-    TokenSimilarity,
 )
 from research.within_token_variance import bursts, independent, nested, shares, text_share
 from tests import references
@@ -94,19 +93,6 @@ def test_regression_count_range():
     assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
 
 
-def test_table_has_the_moments_of_each_type():
-    x, ids = token_rows(500, 4, mean=1000.0)
-    table = updated(TokenMoments(4), x, ids, [slice(0, 77), slice(77, 500)]).table()
-    loop = references.token_loop(x, ids)
-    assert list(table) == ["token_id", "n", "Q", "M", "V"]
-    assert table["token_id"].tolist() == list(loop)
-    m = torch.tensor([(mean**2).sum() for _, mean, _ in loop.values()], dtype=torch.float64)
-    v = torch.tensor([variance for _, _, variance in loop.values()], dtype=torch.float64)
-    n = torch.tensor([float(n) for n, _, _ in loop.values()], dtype=torch.float64)
-    for key, expected in {"n": n, "Q": m + v, "M": m, "V": v}.items():
-        torch.testing.assert_close(table[key], expected, rtol=1e-9, atol=0)
-
-
 def test_token_ids_must_come_with_every_update_or_with_none():
     x, ids = token_rows(10, 3)
     for first, second in ((ids, None), (None, ids)):
@@ -132,16 +118,15 @@ def mean_share(samples):
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("exponent", [-0.1, 0.2])
-@pytest.mark.parametrize(("n", "tolerance"), [(2_048, 0.035), (8_192, 0.012)])
+@pytest.mark.parametrize(("n", "exponent", "tolerance"), [(2_048, -0.1, 0.04), (8_192, 0.2, 0.02)])
 def test_it_is_found_where_variances_go_with_frequency(n, exponent, tolerance):
-    assert mean_share(independent(n, exponent, seed) for seed in SEEDS) == pytest.approx(
+    assert mean_share(independent(n, exponent, seed) for seed in SEEDS[:4]) == pytest.approx(
         0.6, abs=tolerance
     )
 
 
 def test_it_is_found_where_occurrences_in_one_sequence_are_alike():
-    samples = [bursts(seed) for seed in SEEDS]
+    samples = [bursts(seed) for seed in SEEDS[:4]]
     assert mean_share(samples) == pytest.approx(0.6, abs=0.02)
     plug_in, pooled, alone, _ = (
         torch.tensor([shares(sample) for sample in samples[:2]]).mean(0).tolist()
@@ -176,54 +161,20 @@ def floats_of(kind, *batch):
     return {key: metric.compute()[key] for key in KEYS}
 
 
-OF_TYPES = {
-    *(
-        "V_W",
-        "V_B",
-        "V_W_over_V",
-        "V_W_unbiased",
-        "V_B_unbiased",
-        "V_W_over_V_unbiased",
-        "V_W_over_Q",
-        "V_B_over_Q",
-    ),
-    *(*REGRESSIONS, "token_types", "self_similarity", "different_token_similarity"),
-    *("V_W_local", "V_W_text", "V_W_text_over_V_W"),
-}
-
-CROSSED = {
-    *("self_similarity_across_sequences", "different_token_similarity_within_sequence"),
-    "different_token_similarity_across_sequences",
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(TokenMoments, {}), (TokenMoments, {"count_range": (1, 100)}), (TokenSimilarity, {})],
-)
-def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, options):
+@pytest.mark.parametrize("options", [{}, {"count_range": (1, 100)}])
+def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(options):
     x, ids = token_rows(2000, DIM, mean=3.0)
     labels = ids.masked_fill(torch.arange(2000) % 3 == 1, -100)
     typed = labels != -100
-    metric, whole, of_typed = (kind(DIM, **options) for _ in range(3))
+    metric = TokenMoments(DIM, **options)
     with pytest.warns(UserWarning, match="rows with the token id -100, .* have no token type"):
         metric.update(x[:900], labels[:900])
     metric.update(x[900:], labels[900:])  # it is said once
-    whole.update(x, ids)
-    of_typed.update(x[typed], labels[typed])
-    values, of_all = metric.compute(), whole.compute()
-    by_type = {
-        key: value for key, value in of_typed.compute().items() if key in OF_TYPES or options
-    }
-    others = {
-        key: value
-        for key, value in of_all.items()
-        if key not in OF_TYPES | CROSSED and "adjusted" not in key
-    }
-    assert_values(values, by_type, rtol=1e-9, atol=1e-12)
-    assert_values(values, {} if options else others, rtol=1e-9, atol=1e-12)
-    if kind is TokenMoments:
-        assert metric.table()["token_id"].equal(of_typed.table()["token_id"])
+    of_typed = updated(TokenMoments(DIM, **options), x[typed], labels[typed])
+    of_all = {} if options else updated(TokenMoments(DIM), x).compute()
+    by_type = {k: v for k, v in of_typed.compute().items() if k not in {*of_all, "V_over_Q"}}
+    assert_values(metric.compute(), {**by_type, **of_all}, rtol=1e-9, atol=1e-12)
+    assert metric.table()["token_id"].equal(of_typed.table()["token_id"])
 
 
 @pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments, Anisotropy])

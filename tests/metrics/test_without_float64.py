@@ -27,10 +27,9 @@ def has_mps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_are_those_of_float64(kind, mean, monkeypatch):
-    x, ids = token_rows(3_000 if kind == "Anisotropy with all parts" else 40_000, 16, mean=mean)
+def test_values_are_those_of_float64(kind, monkeypatch):
+    x, ids = token_rows(3_000 if kind == "Anisotropy with all parts" else 20_000, 16, mean=1000.0)
     x = x.float()
     parts = torch.arange(len(x)).split([200, len(x) - 200])
     expected = floats(updated(new_metric(kind, 16), x.double(), ids, parts).compute())

@@ -82,7 +82,8 @@ class Reduction(Protocol):
 class State(Protocol):
     """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
 
-    A metric holds tensors of integers on the CPU, and the others where the rows are.
+    A metric holds tensors of integers on the CPU, and the others where the rows are. A state that
+    grows with the rows is a `GrowingState`.
     """
 
     def merge(self, other: Self) -> Self:

@@ -44,8 +44,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_state(sums: Sums) -> Sums:
-    """The sums over a batch on the device of the states, with the floating-point ones in float64,
-    and integers on the CPU.
+    """The sums over a batch on the device of the states, with the floating-point ones in
+    float64.
     """
     return type(sums)(*[_to_state(tensor) for tensor in sums])
 
@@ -53,9 +53,8 @@ def to_state(sums: Sums) -> Sums:
 def _to_state(tensor: Any) -> Any:
     if tensor.dtype == torch.float64:  # as most are, on a device that has it
         return tensor
-    if not tensor.is_floating_point():
-        return tensor.cpu()
-    return tensor.to(state_device(tensor.device), torch.float64)
+    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(state_device(tensor.device), dtype)
 
 
 def on_device(state: Sums, device: torch.device) -> Sums:

@@ -33,23 +33,11 @@ class Affine(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Map the rows of ``x``, shape (..., d), in float64; the result is float32 unless they are
         float64.
-
-        Raises:
-            TypeError: ``x`` is not floating point.
-            ValueError: its last dimension is not d.
         """
-        dim = len(self.center)
-        if not x.is_floating_point():
-            raise TypeError(f"x must be a floating-point tensor; got {x.dtype}.")
-        if x.ndim == 0 or x.shape[-1] != dim:
-            raise ValueError(
-                f"x must have shape (..., {dim}), the width this was fitted on; got "
-                f"{tuple(x.shape)}."
-            )
         wide = accumulator_dtype(x.device)
         narrow = torch.float64 if x.dtype == torch.float64 else torch.float32
         center, matrix = (tensor.to(x.device, wide) for tensor in self)
-        rows = x.reshape(-1, dim)
+        rows = x.reshape(-1, x.shape[-1])
         mapped = rows.new_empty(rows.shape, dtype=narrow)
         for chunk in row_chunks(rows):
             mapped[chunk] = ((rows[chunk].to(wide) - center) @ matrix).to(narrow)
@@ -132,12 +120,7 @@ def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
     NaN for n = 0.
 
     Source: Mu & Viswanath 2018, who take about d / 100 of them.
-
-    Raises:
-        ValueError: ``top`` is negative.
     """
-    if top < 0:
-        raise ValueError(f"top must not be negative; got {top}.")
     kept = fitted.axes[:, top:]
     return Affine(fitted.mean, kept @ kept.T)
 

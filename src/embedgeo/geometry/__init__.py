@@ -130,12 +130,10 @@ class Geometry:
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
-        described_layers = export.recorded_layers(layers)
-        model, layers = _chosen(model, layers)
-        self.model = model
-        self.layers = resolve_layers(model, layers, part)
+        self.model, chosen_layers = _chosen(model, layers)
+        self.layers = resolve_layers(self.model, chosen_layers, part)
         self.part = part
-        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.inputs = ForwardInputs(self.model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
             self.layers,
             self.inputs,
@@ -149,7 +147,7 @@ class Geometry:
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
         self.settings: dict[str, Any] = {
-            "layers": described_layers,
+            "layers": export.recorded_layers(layers),
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
@@ -157,7 +155,7 @@ class Geometry:
             "skip_massive": bool(skip_massive),
             "jackknife": jackknife,
         }
-        self.device = state_device(device or weights_device(model))
+        self.device = state_device(device or weights_device(self.model))
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group

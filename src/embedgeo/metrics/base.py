@@ -26,7 +26,7 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
 from embedgeo.functional.moments import Parts, Pooling
-from embedgeo.functional.precision import on_device, sent, state_device, to_state
+from embedgeo.functional.precision import on_device, sent, state_device
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.glossary import Term, register
 
@@ -317,9 +317,13 @@ class GeometryMetric(Metric):
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
-        found = to_state(state)
-        is_first = type(state) in self._untouched
-        self.store(found if is_first else self.load(type(state)).merge(found))
+        kind = type(state)
+        held = self.load(kind)
+        # whatever the dtype and the device of a batch's sums, also where that has no float64
+        batch = held._replace(
+            **{field: getattr(state, field).to(getattr(held, field)) for field in self._names[kind]}
+        )
+        self.store(batch if kind in self._untouched else held.merge(batch))
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which

@@ -284,32 +284,8 @@ class IntrinsicDimension(GeometryMetric):
         # the digest of the others is that of earlier versions
         changed = () if neighbors == "all" else (neighbors,)
         super().__init__(dim, *arguments, *changed, **kwargs)
-        if batch_size < 3 or num_batches < 1:
-            raise ValueError(
-                f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} "
-                f"and {num_batches}."
-            )
-        if not 0 < discard_fraction < 1:
-            raise ValueError(
-                f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}."
-            )
-        if not 0 <= duplicate_tolerance < 1:
-            raise ValueError(
-                f"duplicate_tolerance must be at least 0 and less than 1; got "
-                f"{duplicate_tolerance}."
-            )
-        if estimator not in ("twonn", "gride") and (
-            isinstance(estimator, type) or not hasattr(estimator, "fit")
-        ):
-            raise ValueError(
-                'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got '
-                f"{estimator!r}."
-            )
-        are_ranks = all(isinstance(scale, int) and scale >= 1 for scale in scales)
-        if not scales or not are_ranks or len(set(scales)) < len(scales):
-            raise ValueError(
-                f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}."
-            )
+        _require_arguments(batch_size, num_batches, discard_fraction, duplicate_tolerance)
+        _require_estimator(estimator, scales, neighbors)
         self.batch_size = batch_size
         self.num_batches = num_batches
         self.estimator = estimator
@@ -317,12 +293,6 @@ class IntrinsicDimension(GeometryMetric):
         self.duplicate_tolerance = duplicate_tolerance
         self.seed = seed
         self.scales = scales
-        if neighbors not in get_args(Neighbors):
-            raise ValueError(f'neighbors must be "all" or "other_sequences"; got {neighbors!r}.')
-        if neighbors != "all" and not isinstance(estimator, str):
-            raise ValueError(
-                'neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.'
-            )
         self.neighbors = neighbors
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
@@ -475,6 +445,47 @@ class IntrinsicDimension(GeometryMetric):
                 share, at_random = torch.stack(shares).mean(0).cpu().double()
                 values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
         return values
+
+
+def _require_arguments(
+    batch_size: int, num_batches: int, discard_fraction: float, duplicate_tolerance: float
+) -> None:
+    if batch_size < 3 or num_batches < 1:
+        raise ValueError(
+            f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} "
+            f"and {num_batches}."
+        )
+    if not 0 < discard_fraction < 1:
+        raise ValueError(
+            f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}."
+        )
+    if not 0 <= duplicate_tolerance < 1:
+        raise ValueError(
+            f"duplicate_tolerance must be at least 0 and less than 1; got {duplicate_tolerance}."
+        )
+
+
+def _require_estimator(
+    estimator: str | GlobalEstimator, scales: Sequence[int], neighbors: Neighbors
+) -> None:
+    if estimator not in ("twonn", "gride") and (
+        isinstance(estimator, type) or not hasattr(estimator, "fit")
+    ):
+        raise ValueError(
+            'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got '
+            f"{estimator!r}."
+        )
+    are_ranks = all(isinstance(scale, int) and scale >= 1 for scale in scales)
+    if not scales or not are_ranks or len(set(scales)) < len(scales):
+        raise ValueError(
+            f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}."
+        )
+    if neighbors not in get_args(Neighbors):
+        raise ValueError(f'neighbors must be "all" or "other_sequences"; got {neighbors!r}.')
+    if neighbors != "all" and not isinstance(estimator, str):
+        raise ValueError(
+            'neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.'
+        )
 
 
 def _labels(rows: Rows) -> Tensor:

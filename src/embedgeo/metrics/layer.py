@@ -4,6 +4,7 @@ sequences.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy
 from inspect import Parameter, signature
 from typing import Any
 
@@ -161,30 +162,9 @@ class LayerMetrics:
         see_no_rows(self.massive)
         if self.skip_massive:
             return
-        self._ordinary = _Copies(self._copied(self._whole.metrics))
+        self._ordinary = _Copies(_ordinary_copies(self._whole.metrics))
         for group, copies in self._whole.by_group.items():
-            self._ordinary.by_group[group] = self._copied(copies, are_of_group=True)
-
-    def _copied(self, held: Sequence[Any], are_of_group: bool = False) -> list[Any]:
-        """New metrics with the states of those of ``held`` that have numbers without massive
-        rows.
-        """
-        made = self._prepared(made_metrics(self._make, self.dim), self.device)
-        if are_of_group:
-            made = [
-                metric
-                for metric, has_copies in zip(made, self._whole.has_copies, strict=True)
-                if has_copies
-            ]
-        copies = []
-        for metric, copy in zip(held, made, strict=True):
-            if keys_without_massive(metric):
-                see_no_rows(copy)
-                for name, state in metric.metric_state.items():
-                    setattr(copy, name, state.clone())
-                copy.is_ordinary = True
-                copies.append(copy)
-        return copies
+            self._ordinary.by_group[group] = _ordinary_copies(copies)
 
     @property
     def groups(self) -> list[int]:
@@ -282,9 +262,7 @@ class LayerMetrics:
         if group not in copies.by_group:
             made = self._prepared(made_metrics(self._make, self.dim), self.device)
             if copies is self._ordinary:
-                made = [metric for metric in made if keys_without_massive(metric)]
-                for metric in made:
-                    metric.is_ordinary = True
+                made = _ordinary_copies(made)
             pairs = zip(made, copies.has_copies, strict=True)
             copies.by_group[group] = [metric for metric, has_copies in pairs if has_copies]
         return copies.by_group[group]
@@ -300,9 +278,16 @@ class LayerMetrics:
         return metrics
 
 
-def keys_without_massive(metric: object) -> tuple[str, ...]:
-    """The keys of a metric that are also recorded of the ordinary rows alone; none of others."""
-    return metric.keys_without_massive if isinstance(metric, GeometryMetric) else ()
+def _ordinary_copies(metrics: Sequence[Any]) -> list[Any]:
+    """Copies, with the same states, of the metrics that have numbers of the ordinary rows alone."""
+    copies = [
+        copy(metric)
+        for metric in metrics
+        if isinstance(metric, GeometryMetric) and metric.keys_without_massive
+    ]
+    for each in copies:
+        each.is_ordinary = True
+    return copies
 
 
 def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
