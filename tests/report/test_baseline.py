@@ -18,7 +18,7 @@ def test_is_unknown_without_what_it_needs() -> None:
 def test_without_the_width_only_what_depends_on_it_is_unknown() -> None:
     known = {"n": [1000.0], "Q": [50.0], "M": [2.0], "anisotropy": [0.5], "anisotropy_null": [0.03]}
     by_width = ("norm_mean", "participation_ratio", "intrinsic_dimension", "effective_rank")
-    values = known | dict.fromkeys(by_width, [7.0])
+    values = known | {key: [7.0] for key in by_width}
     found = baseline(values, [np.nan])
     assert (found["M"], found["anisotropy"]) == ([0.05], [0.03])
     assert np.isnan([found[key] for key in by_width]).all()
