@@ -15,9 +15,7 @@ from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 from tests.data import gaussian, generator
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import RESUMED, interrupted, moments, steps
-
-pytestmark = RESUMED
+from tests.training.runs import moments
 
 BATCHES = [token_batch(3, seed=100 + i, padding="left" if i == 1 else None) for i in range(2)]
 N, DIM = 60, 4
@@ -126,11 +124,6 @@ def test_a_checkpoint_holds_the_rows_of_the_first_and_the_last_measurement(tmp_p
     _, second, _ = trained(7, start=4, state=state, model=model)
     after = {place: values for place, values in of_drift(whole).items() if place[0] >= 4}
     assert of_drift(second) == after
-    before, resumed = (GeometryMonitor(**options(listeners=[Drift()])) for _ in range(2))
-    interrupted(tmp_path, [before], [resumed], at=4, end=6)
-    assert steps(resumed) == [6]
-    found = of_drift(resumed)[6, "block.01"]
-    assert found["cka_to_first"] < found["cka_to_previous"] < 1
 
 
 class Changes:

@@ -45,15 +45,10 @@ def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
     assert done.stdout.splitlines() == lines, done.stderr
 
 
-def python_with(folder, extra, *arguments):
-    """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra,
-    installs.
-    """
+def python_alone(folder, *arguments):
+    """Run Python where there are only the packages that ``pip install embedgeo`` installs."""
     folder.mkdir()
-    wanted = [
-        Requirement(each)
-        for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
-    ]
+    wanted = [*map(Requirement, PROJECT["dependencies"])]
     taken = set()
     for requirement in wanted:
         if requirement in taken:
@@ -66,7 +61,7 @@ def python_with(folder, extra, *arguments):
                 link.symlink_to(package.locate_file(name))
         for needed in map(Requirement, package.requires or ()):
             marker, wanted_extras = needed.marker, ("", *requirement.extras)
-            if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted_extras):
+            if marker is None or any(marker.evaluate({"extra": each}) for each in wanted_extras):
                 wanted.append(needed)
     command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
     path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
@@ -78,30 +73,8 @@ def python_with(folder, extra, *arguments):
 @pytest.mark.slow
 def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
     """``make package`` shows it with an installed wheel."""
-    done = python_with(tmp_path / "packages", None, "tests/package/core.py", tmp_path / "results")
+    done = python_alone(tmp_path / "packages", "tests/package/core.py", tmp_path / "results")
     assert done.stdout.endswith("the core alone works\n"), done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("extra", "packages", "others"),
-    [
-        ("report", ["report", "results"], {"transformers", "huggingface_hub", "tokenizers"}),
-        ("sweep", ["checkpoints", "text", "sweep"], {"matplotlib", "scipy"}),
-    ],
-)
-def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path):
-    """``make package`` runs them, but with both extras."""
-    modules = [
-        f"embedgeo.{package}.{path.stem}".removesuffix(".__init__")
-        for package in packages
-        for path in (ROOT / "src/embedgeo" / package).glob("*.py")
-    ]
-    wanted = [name for name in modules if name != "embedgeo.sweep.cluster"]  # of the extra ray
-    code = f"import embedgeo.cli, {', '.join(wanted)}"
-    done = python_with(tmp_path / "packages", extra, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert not [name for name in others if (tmp_path / "packages" / name).exists()]
 
 
 @pytest.mark.parametrize("extra", extras.EXTRA_MODULES)

@@ -140,13 +140,23 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure that pyplot does not know: a notebook shows it once.
+    """A figure that pyplot does not know, below a title and a subtitle: a notebook shows it once.
 
-    Attributes:
-        subtitle: the line below its title.
+    It has no axes yet, and is so many times as wide as most; what it gets is laid out below its
+    title when it is drawn.
     """
 
-    subtitle = ""
+    def __init__(self, title: str, subtitle: str = "", width: float = 1) -> None:
+        usual_width, height = mpl.rcParams["figure.figsize"]
+        super().__init__(figsize=(width * usual_width, height), layout="constrained")
+        FigureCanvasAgg(self)
+        self.subtitle = subtitle
+        rows = textwrap.wrap(subtitle, _letters(self))
+        left = 0.1 / self.get_figwidth()
+        shown = self.suptitle(title + "\n" * len(rows), x=left, ha="left")
+        look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
+        below: dict[str, Any] = {"xycoords": shown, "va": "bottom", "in_layout": False}
+        self.add_artist(Annotation("\n".join(rows), (0, 0), **below, **look))
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -184,30 +194,12 @@ def resized(width: float, height: float) -> Iterator[None]:
         yield
 
 
-def new_picture(title: str, subtitle: str = "", width: float = 1) -> Picture:
-    """A picture without axes yet, so many times as wide as most; what it gets is laid out below its
-    title when it is drawn.
-    """
-    usual_width, height = mpl.rcParams["figure.figsize"]
-    figure = Picture(figsize=(width * usual_width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.subtitle = subtitle
-    rows = textwrap.wrap(subtitle, _letters(figure))
-    left = 0.1 / figure.get_figwidth()
-    shown = figure.suptitle(title + "\n" * len(rows), x=left, ha="left")
-    look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
-    figure.add_artist(
-        Annotation("\n".join(rows), (0, 0), xycoords=shown, va="bottom", in_layout=False, **look)
-    )
-    return figure
-
-
 def new_figure(
     title: str, subtitle: str = "", *, panels: int = 1, ax: Axes | None = None
 ) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; somebody else's axes get the title and the look instead."""
     if ax is None:
-        figure: Any = new_picture(title, subtitle, 1 if panels == 1 else 0.8 * panels)
+        figure: Any = Picture(title, subtitle, 1 if panels == 1 else 0.8 * panels)
         return figure, list(figure.subplots(1, panels, squeeze=False)[0])
     figure = ax.figure
     ax.set_facecolor("white")  # lines are black, on any ground

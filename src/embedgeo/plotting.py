@@ -7,7 +7,7 @@ require_extra("report", "embedgeo.plot")
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib as mpl
 import pandas as pd
@@ -41,6 +41,7 @@ _OPTIONS = {  # that other kinds do not have
     "tokens": ("layer", "layers"),
     "spectrum": (),
 }
+_USUAL = {"metric": "", "by": "layer", "layer": None, "layers": 4}
 _NEEDS = {
     "composition": "M and V, as EmbeddingMoments has them",
     "tokens": (
@@ -52,16 +53,6 @@ _NEEDS = {
         "(--spectrum true)"
     ),
 }
-
-
-class _Options(NamedTuple):
-    """What is asked of a figure."""
-
-    metric: str = ""
-    by: Literal["layer", "step"] = "layer"
-    layer: str | None = None
-    layers: int = 4
-    ax: Axes | None = None
 
 
 def plot(
@@ -124,11 +115,9 @@ def plot(
         FileNotFoundError: there is no such folder.
     """
     _require_known("kind", kind, [*_OPTIONS])
-    options = _Options(metric, by, layer, layers, ax)
-    usual = _Options(ax=ax)
-    for option in _Options._fields:
-        is_given = getattr(options, option) != getattr(usual, option)
-        if is_given and option not in _OPTIONS[kind]:
+    options = {"metric": metric, "by": by, "layer": layer, "layers": layers}
+    for option, value in options.items():
+        if value != _USUAL[option] and option not in _OPTIONS[kind]:
             raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
     if ax is not None and not isinstance(ax, Axes):
         raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
@@ -142,7 +131,7 @@ def plot(
         raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
     if ax is not None:
         with mpl.rc_context({"text.parse_math": False}):
-            drawn = _draw(chosen, kind, options)
+            drawn = _draw(chosen, kind, options, ax)
         if title is not None:
             ax.set_title(title, loc="left", parse_math=False)
         return drawn.figure
@@ -152,7 +141,7 @@ def plot(
     if size is not None:
         look["figure.figsize"] = list(size)
     with drawing.style(look):
-        figure = _draw(chosen, kind, options).figure
+        figure = _draw(chosen, kind, options, None).figure
         if title is not None:
             shown = figure.texts[0]
             shown.set_text(title + "\n" * shown.get_text().count("\n"))
@@ -162,43 +151,27 @@ def plot(
     return figure
 
 
-def _draw(run: Run, kind: str, options: _Options) -> FigureData:
-    metric, measured = options.metric, listed(in_order(run.metrics), 50)
-    if kind not in _OF_METRIC:
-        draw = {"composition": _composition, "tokens": _token_types, "spectrum": _spectrum}
-        if data := draw[kind](run, options):
-            return data
-        raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
-    if metric not in run.values:
-        raise ValueError(
-            f"metric must be one that was measured at layers: {measured}; "
-            f"got {metric!r}.{did_you_mean(metric, run.metrics)}"
-        )
-    return _OF_METRIC[kind](with_baseline(run, metric), metric, options.ax)
-
-
-def _composition(run: Run, options: _Options) -> FigureData | None:
-    if not figures.has_composition(run):
-        return None
-    return figures.composition(run, options.by, options.ax)
-
-
-def _spectrum(run: Run, options: _Options) -> FigureData | None:
-    spectrum = read_spectrum(run)
-    return None if spectrum is None else spectra_figure(run, *spectrum, options.ax)
-
-
-def _token_types(run: Run, options: _Options) -> FigureData | None:
-    known = types_of(run, options.layers)
-    if known is None:
-        return None
-    present = run.layers_in(known.table)
-    layer = options.layer
-    if layer is not None:
-        _require_known("layer", layer, present)
-    elif options.ax is not None:
-        layer = ([name for name in present if name in run.all_blocks] or present)[-1]
-    return mean_against_variance(known, [layer] if layer else (), options.ax)
+def _draw(run: Run, kind: Kind, options: Mapping[str, Any], ax: Axes | None) -> FigureData:
+    metric, measured = options["metric"], listed(in_order(run.metrics), 50)
+    if kind in _OF_METRIC:
+        if metric not in run.values:
+            raise ValueError(
+                f"metric must be one that was measured at layers: {measured}; "
+                f"got {metric!r}.{did_you_mean(metric, run.metrics)}"
+            )
+        return _OF_METRIC[kind](with_baseline(run, metric), metric, ax)
+    if kind == "composition" and figures.has_composition(run):
+        return figures.composition(run, options["by"], ax)
+    if kind == "spectrum" and (spectrum := read_spectrum(run)):
+        return spectra_figure(run, *spectrum, ax)
+    if kind == "tokens" and (types := types_of(run, options["layers"])):
+        present, layer = run.layers_in(types.table), options["layer"]
+        if layer is not None:
+            _require_known("layer", layer, present)
+        elif ax is not None:
+            layer = ([name for name in present if name in run.all_blocks] or present)[-1]
+        return mean_against_variance(types, [layer] if layer else (), ax)
+    raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:
@@ -236,10 +209,10 @@ def _runs(results: Results, tables: str) -> list[Run]:
         return read_folder(Path(results))
     made = dict[str, pd.DataFrame]()
     if isinstance(results, Geometry):
-        found = results.token_tables() if tables == "tokens" else None
+        if tables == "tokens" and (types := results.token_tables()) is not None:
+            made = {tables: types}
         if tables == "spectra":
-            found = results.layer_tables().get("spectra")
-        made = {tables: found} if found is not None else made
+            made = {kind: each for kind, each in results.layer_tables().items() if kind == tables}
         results = results.records()
     if isinstance(results, pd.DataFrame):
         return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)

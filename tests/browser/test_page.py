@@ -18,21 +18,13 @@ GOOD = f"""<h1>Title</h1><p>Text, <a href="#there">a link</a>.</p><h2 id="there"
 <h2 style="color: #8a8a8a; font-size: 30px">large letters may be paler</h2>"""
 BAD = {
     "an image without alt": (f'<img src="{PIXEL}">', "has no alt"),
-    "an image that is folded up": (
-        f'<details><summary>x</summary><img src="{PIXEL}"></details>',
-        "has no alt",
-    ),
-    "an image with an empty alt": (f'<img src="{PIXEL}" alt=" ">', "has an empty alt"),
     "an image that is broken": (
         '<img src="data:image/png;base64,AAAA" alt="A dot">',
         "did not load",
     ),
     "a drawing without a name": ('<svg width="9" height="9"></svg>', "<svg> has no name"),
     "a heading that skips a level": ("<h4>Deep</h4>", '"Deep" is of level 4 after level 2'),
-    "a second title": ("<h1>Another</h1>", "there are 2 <h1>"),
-    "an empty heading": ("<h2> </h2>", "is empty"),
     "a button without a name": ("<button></button>", "<button> has no name"),
-    "a field without a label": ("<input>", "<input> has no name"),
     "a table without headers": ("<table><tr><td>1</td></tr></table>", "no header cells"),
     "a link to nowhere": ('<a href="#nowhere">x</a>', "leads to #nowhere"),
     "one id twice": ('<p id="there">x</p>', 'id "there" is there twice'),
@@ -47,10 +39,6 @@ BAD = {
         "scrolls, but cannot be reached",
     ),
     "pale letters": ('<p style="color: #999">pale</p>', '<p> "pale" has a contrast of 2.85'),
-    "pale letters on what is behind": (
-        '<div style="background: #777"><p style="color: rgba(255, 255, 255, 0.8)">pale</p></div>',
-        '"pale" has a contrast of',
-    ),
     "an error in a script": ('<script>throw new Error("broken")</script>', "console: "),
     "a picture from elsewhere": (
         '<img src="http://127.0.0.1:9/x.png" alt="A dot">',

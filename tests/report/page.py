@@ -20,6 +20,7 @@ class Page(HTMLParser):
         self._said: list[str] = []
         self.feed(self.html)
         self.text = " ".join("".join(self._said).split())
+        self.lines = [" ".join(said.split()) for said in self._said if said.strip()]
         self.figures = {file.stem for file in (self.folder / "figures").glob("*.csv")}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -30,7 +30,6 @@ METRICS = (
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
 OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
-OF_BATCHES = ("anisotropy_batch_mean", "anisotropy_batch_std", "intrinsic_dimension_std")
 
 
 def layer_names(num_blocks: int) -> list[str]:
@@ -150,34 +149,51 @@ def make_sweep(
     layers = [f"{side}{layer}" for side in sides for layer in layer_names(num_blocks)]
     for step in steps:
         original = (duplicates or {}).get(step)
-        records = []
+        values = {}
         for i, layer in enumerate(layers):
-            values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
-            for metric in metrics:
-                value = (changes or {}).get(
-                    (step, layer, metric), values.get(metric, values["V_W_over_V_unbiased"])
+            smooth = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
+            values[layer] = {
+                metric: (changes or {}).get(
+                    (step, layer, metric), smooth.get(metric, smooth["V_W_over_V_unbiased"])
                 )
-                at = {"layer": layer, "layer_index": i, "width": dim}
-                records.append(Record(**at, metric=metric, value=value, stderr=stderr * abs(value)))
-        records.append(
-            model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step)))
-        )
-        about = {
-            "model": "lab/tiny",
-            "revision": f"step{step}",
-            "step": step,
-            "commit": "",
-            "series": (series or {}).get(step, "step"),
-            "weights_sha256": f"{step if original is None else original:064d}",
-            "duplicate_of": None if original is None else f"step{original}",
-        }
+                for metric in metrics
+            }
+        loss = (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))
         tables = (
             {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
         )
         if spectra and step in steps[::spectra]:
             tables["spectra"] = spectrum_table(step, layers, dim, n)
-        store.write(f"step{step}", to_frame(records, **about), tables)
+        frame = to_frame(
+            records_of(values, dim, loss, stderr),
+            model="lab/tiny",
+            revision=f"step{step}",
+            step=step,
+            commit="",
+            series=(series or {}).get(step, "step"),
+            weights_sha256=f"{step if original is None else original:064d}",
+            duplicate_of=None if original is None else f"step{original}",
+        )
+        store.write(f"step{step}", frame, tables)
     return folder
+
+
+def records_of(
+    values: Mapping[str, Mapping[str, float]], dim: int, loss: float, stderr: float
+) -> list[Record]:
+    """Records of values by layer and metric, and of the loss."""
+    return [
+        Record(
+            layer=layer,
+            layer_index=i,
+            width=dim,
+            metric=metric,
+            value=value,
+            stderr=stderr * abs(value),
+        )
+        for i, (layer, of_layer) in enumerate(values.items())
+        for metric, value in of_layer.items()
+    ] + [model_record("loss", loss)]
 
 
 DRIFT = ("cka_to_previous", "cka_to_first")
@@ -258,7 +274,7 @@ def make_models(
     Args:
         folder: where to; it may be a sweep's already.
         models: their numbers of blocks.
-        metrics: to write, of `METRICS`, `OF_TYPES` and `OF_BATCHES`.
+        metrics: to write, of `METRICS` and `OF_TYPES`.
         tokens: also write tables of token types.
         stderr: standard error of each value, as a share of it.
     """
@@ -268,48 +284,28 @@ def make_models(
         random = np.random.default_rng(i)
         dim = 64 + 32 * (i % 2)
         layers = layer_names(num_blocks)
-        records = []
+        values = {}
         for at, layer in enumerate(layers):
             depth = at / (len(layers) - 1)
-            values = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
-            values |= {
-                "Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i,
-                "V_on_M_slope": -depth,
-                "V_on_M_r2": 0.9 * depth,
-            }
-            values |= {
-                "anisotropy_batch_mean": 1.1 * values["anisotropy"],
-                "intrinsic_dimension_std": 0.5,
-            }
-            values |= {"anisotropy_batch_std": 0.1 * values["anisotropy"]}
-            for metric in metrics:
-                where = {"layer": layer, "layer_index": at, "width": dim}
-                records.append(
-                    Record(
-                        **where,
-                        metric=metric,
-                        value=values[metric],
-                        stderr=stderr * abs(values[metric]),
-                    )
-                )
-        records.append(model_record("loss", 3.0 + i))
-        name = f"{model.replace('/', '--')}--main"
-        about = {
-            "model": model,
-            "revision": "main",
-            "step": 0,
-            "commit": "",
-            "weights_sha256": f"{i:064x}",
-        }
-        about |= {
-            "series": model.replace("/", "--") if len(models) > 1 else "",
-            "duplicate_of": None,
-        }
+            known = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
+            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i, "V_on_M_slope": -depth}
+            known |= {"V_on_M_r2": 0.9 * depth}
+            values[layer] = {metric: known[metric] for metric in metrics}
+        frame = to_frame(
+            records_of(values, dim, 3.0 + i, stderr),
+            model=model,
+            revision="main",
+            step=0,
+            commit="",
+            series=model.replace("/", "--") if len(models) > 1 else "",
+            weights_sha256=f"{i:064x}",
+            duplicate_of=None,
+        )
         facts = {
             "has_step": "false",
             "model_class": "Model",
             "num_parameters": str(1_000_000 * (i + 1)),
         }
         tables = {"tokens": token_table(layers, dim)} if tokens else {}
-        store.write(name, to_frame(records, **about), tables, facts)
+        store.write(f"{model.replace('/', '--')}--main", frame, tables, facts)
     return folder

@@ -24,24 +24,23 @@ from tests.report.synthetic import (
 )
 
 KINDS = ("dynamics", "profile", "heatmap")
-PARTS = {  # sections with figures of several metrics together
-    "composition": ("decomposition", "decomposition-dynamics"),
-    "loss": ("loss",),
-    "spectrum": ("spectra",),
-    "token-20types": ("tokens-V-against-M",),
-    "outlier-20coordinates": (),
-}
+GOLDEN = Path(__file__).with_name("page.txt")
+"""The names of the figures of the page, and its words before how to read it, a line a tag. It is
+what `golden` returns.
+"""
 
 
-def test_every_part_and_metric_of_a_sweep_has_its_figures_and_their_numbers(page: Page) -> None:
-    for section, names in PARTS.items():
-        assert section in page.headings
-        assert {*names} <= page.figures, section
-    drawn = {"Q", "M", "V", "M_over_Q", "anisotropy", "intrinsic_dimension", "a-b-c"}
-    assert {f"{metric}-{kind}" for metric in drawn for kind in KINDS} <= page.figures
+def golden(page: Page) -> str:
+    lines = [line for line in page.lines if line not in ("PNG", "·", "SVG", "numbers (CSV)")]
+    words, *_ = "\n".join([*sorted(page.figures), "", *lines]).rpartition("\nHow to read it")
+    words = re.sub(r"\d{4}-\d\d-\d\d", "DATE", words)
+    return re.sub(r"embedgeo [\d.]+\S*, torch \S+", "VERSIONS", words) + "\n"
+
+
+def test_the_page_of_a_sweep_says_and_draws_what_it_did(page: Page) -> None:
+    assert golden(page) == GOLDEN.read_text(encoding="utf-8")
     files = {path.name for path in (page.folder / "figures").iterdir()}
-    ends = ("png", "svg", "csv")
-    assert files == {f"{name}.{end}" for name in page.figures for end in ends}
+    assert files == {f"{name}.{end}" for name in page.figures for end in ("png", "svg", "csv")}
     assert len(page.all("img")) == len(page.figures)
 
 

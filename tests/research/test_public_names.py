@@ -11,39 +11,23 @@ PUBLIC = ("embedgeo", *(f"embedgeo.{name}" for name in ("functional", "metrics",
 PUBLIC += ("embedgeo.report", "embedgeo.text")
 
 
-def named(tree):
-    """The names of embedgeo that a module imports, or reaches as attributes, with their modules."""
-    known = {}  # modules, by the name that they have here
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                if each.name.split(".")[0] == "embedgeo":
-                    known[each.asname or "embedgeo"] = each.name if each.asname else "embedgeo"
-                    yield each.name, None
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "embedgeo":
-            for each in node.names:
-                module = f"{node.module}.{each.name}"
-                if module in PUBLIC:
-                    known[each.asname or each.name] = module
-                else:
-                    yield node.module, each.name
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            owner = ast.unparse(node.value)
-            first, _, rest = owner.partition(".")
-            module = f"{known.get(first)}.{rest}".rstrip(".")
-            is_module = f"{module}.{node.attr}" in PUBLIC
-            if module in PUBLIC and not is_module and node.attr != "__version__":
-                yield module, node.attr
-
-
 def faults(source):
-    """What a module names that no ``__all__`` lists."""
-    return [
-        (module, name)
-        for module, name in named(ast.parse(source))
-        if module not in PUBLIC or name not in (None, *import_module(module).__all__)
-    ]
+    """What a module imports from embedgeo, or reaches as an attribute of it, that no ``__all__``
+    lists.
+    """
+    wrong = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "embedgeo":
+            names = {each.name for each in node.names if f"{node.module}.{each.name}" not in PUBLIC}
+            module = node.module
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in PUBLIC:
+            module, names = ast.unparse(node.value), {node.attr} - {"__version__"}
+            names -= {each.removeprefix(f"{module}.") for each in PUBLIC}
+        else:
+            continue
+        public = import_module(module).__all__ if module in PUBLIC else ()
+        wrong += [(module, name) for name in names if name not in public]
+    return wrong
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "research").rglob("*.py")), ids=lambda p: p.stem)

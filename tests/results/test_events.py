@@ -50,7 +50,14 @@ def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(
 ) -> None:
     values = {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(layers)}
     records = records_of(layers)
-    assert tagged_scalars([*records, *block_means(records)]) == values | {"geometry.V/mean": 2.5}
+    mean = {"geometry.V/mean": 2.5}
+    assert tagged_scalars([*records, *block_means(records)]) == values | mean
+    lost = records_of(layers, "n_nonfinite")
+    lost[-1]["value"] = 0.0  # a mean is over all of them, whichever are logged
+    logged = tagged_scalars([*lost, *block_means(lost)], scalars="headlines")
+    assert logged.keys() == {tag.replace("V", "n_nonfinite") for tag in values | mean} - {
+        f"geometry.n_nonfinite/{layers[-1]}"
+    }
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -77,42 +84,22 @@ def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_p
     assert tagged_scalars(found["one"], "one") == {"one.V/embed": 1.0, "one.V/mean": 1.0}
 
 
-def test_a_mean_is_over_all_blocks_whichever_of_them_are_logged() -> None:
-    records = [*records_of(["block.00", "block.01"], "n_nonfinite")]
-    records[0]["value"] = 0.0
-    scalars = tagged_scalars([*records, *block_means(records)], scalars="headlines")
-    assert scalars == {"geometry.n_nonfinite/block.01": 2.0, "geometry.n_nonfinite/mean": 1.0}
-
-
-ODD = [
-    "embed",
-    "block.00",
-    "mean(last4)",
-    "encoder.mean(last2)",
-    "x/y (1)",
-    "x/y [1]",
-    "mean",
-    "(",
-    "gpt.h.0.mlp",
-    "größe",
-]
+ODD = {  # layers and how they stand in tags
+    "embed": "embed",
+    "mean(last4)": "mean_last4",
+    "x/y (1)": "x_y_1",
+    "x/y [1]": "x_y_1_",
+    "mean": "mean_",
+    "(": "_",
+    "gpt.h.0.mlp": "gpt.h.0.mlp",
+    "größe": "größe",
+}
 
 
 def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
     mean = Record(layer="mean", layer_index=-1, width=4, metric="V", value=2.0, stderr=0.5)
-    scalars = tagged_scalars([*records_of(ODD), mean])
-    parts = [
-        "embed",
-        "block.00",
-        "mean_last4",
-        "encoder.mean_last2",
-        "x_y_1",
-        "x_y_1_",
-        "mean_",
-        "_",
-        "gpt.h.0.mlp",
-    ]
-    assert list(scalars) == [f"geometry.V/{part}" for part in (*parts, "größe", "mean")]
+    scalars = tagged_scalars([*records_of([*ODD]), mean])
+    assert list(scalars) == [f"geometry.V/{part}" for part in (*ODD.values(), "mean")]
     assert list(scalars.values()) == [*range(1, len(ODD) + 1), 2.0]
 
 

@@ -74,6 +74,18 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
     order = ["run", "step", "layer_index", "layer", "metric"]
     assert table.equals(table.sort_values(order, ignore_index=True))
     assert table["value"].notna().all()
+    names = {"sweep": ["tiny"], "histories": ["a", "a probe", "b"], "events": ["runs"]}
+    assert table["run"].unique().tolist() == names[kind]
+    assert set(table["model"]) == {"lab/tiny" if kind == "sweep" else ""}
+    sweep = load_results(tmp_path / "aside" if kind != "sweep" else tmp_path)
+    at = ["step", "layer", "metric"]
+    values = sweep.set_index(at)["value"]
+    for _, run in table.groupby("run"):
+        of_run = run.set_index(at)["value"]
+        np.testing.assert_allclose(of_run, values[of_run.index], rtol=1e-6)
+    if kind == "events":  # which have neither
+        assert not table["width"].any()
+        assert table["stderr"].isna().all()
 
 
 def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
@@ -83,18 +95,8 @@ def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     expected = pd.concat(files).set_index(at)[["value", "width"]].sort_index()
     found = table[table["layer"] != "mean"].set_index(at)[["value", "width"]].sort_index()
     pd.testing.assert_frame_equal(found, expected)
-    assert {*table["run"]} == {"tiny"}
-    assert {*table["model"]} == {"lab/tiny"}
     assert table.groupby("step")["duplicate_of"].first().tolist() == ["", "step0", ""]
     assert table[table["layer"] == "model"]["layer_index"].tolist() == [-1, -1, -1]
-
-
-def test_several_monitors_are_runs_of_their_own(tmp_path: Path) -> None:
-    table = load_results(monitored(tmp_path))
-    assert table["run"].unique().tolist() == ["a", "a probe", "b"]
-    assert {*table["model"]} == {""}
-    one, two, three = table.groupby("run")["value"].apply(list)
-    assert one == two == three == load_results(tmp_path / "runs" / "b")["value"].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,15 +154,6 @@ def test_a_folder_has_one_name_from_wherever_it_is_read(
     assert load_results(folder)["run"].unique().tolist() == ["c/a", "runs/a", "runs/a probe"]
 
 
-def test_event_files_alone_have_no_widths_and_no_errors(tmp_path: Path) -> None:
-    table = load_results(events(tmp_path)).set_index(["step", "layer", "metric"])
-    assert {*table["run"]} == {"runs"}
-    assert {*table["width"]} == {0}
-    assert table["stderr"].isna().all()
-    original = load_results(tmp_path / "aside").set_index(["step", "layer", "metric"])["value"]
-    np.testing.assert_allclose(table["value"], original[table.index], rtol=1e-6)
-
-
 def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"load_results takes a folder .*x is none\."):
         load_results(tmp_path / "x")
@@ -172,10 +165,7 @@ def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
         ) as caught:
             load_results(folder)
         assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = swept(tmp_path) / "checkpoints" / "step0.parquet"
-    path.write_bytes(b"")
+    damaged = swept(tmp_path / "z") / "checkpoints" / "step0.parquet"
+    damaged.write_bytes(b"")
     with pytest.raises(ValueError, match=r"step0\.parquet must be a Parquet file"):
-        load_results(tmp_path)
+        load_results(tmp_path / "z")

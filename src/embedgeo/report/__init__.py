@@ -16,9 +16,8 @@ from rich.progress import Progress
 
 from embedgeo.drawing import style
 from embedgeo.formatting import cell, did_you_mean, listed
-from embedgeo.glossary import in_order
 from embedgeo.report.page import FigureWriter, write_page
-from embedgeo.report.plan import Planner
+from embedgeo.report.plan import page_plan, varying_metrics
 from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
@@ -73,7 +72,7 @@ def write_report(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
-        varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+        varying = varying_metrics(runs)
         if unknown := [metric for metric in metrics if metric not in varying]:
             raise ValueError(
                 f"metrics must be some of those that have several values at layers, "
@@ -88,8 +87,7 @@ def write_report(
         try:
             with replacing_contents(out) as new, style():
                 writer = FigureWriter(new / "figures")
-                planner = Planner(runs, writer, references, layers)
-                plan = planner.page_of(metrics) if metrics else planner.page()
+                plan = page_plan(runs, writer, references, layers, metrics)
                 drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)

@@ -25,7 +25,7 @@ from embedgeo.glossary import in_order, term
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
-from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
+from embedgeo.report.summary import Flag, facts, flags, origins, overview, unlike_settings
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
 BUDGET = 4_500_000
@@ -144,7 +144,7 @@ def write_page(
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
         origins=origins(runs),
-        apart=apart(runs),
+        unlike_settings=unlike_settings(runs),
         facts=facts(runs),
         flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
         overview=overview(runs, has_errors=has_errors),

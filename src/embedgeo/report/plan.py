@@ -28,127 +28,129 @@ Drawn = FigureData | TableData
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
-class Planner:
-    """Plans the page of some runs, whose figures a writer takes.
+def page_plan(
+    runs: Sequence[Run],
+    writer: FigureWriter,
+    references: Sequence[Run],
+    layers: int,
+    metrics: Sequence[str] = (),
+) -> Plan:
+    """Each panel from top to bottom, with the title of its section; of given metrics, theirs alone.
 
-    The writer spends its budget for pictures in the order of the page.
+    A writer takes the figures, and spends its budget for pictures in the order of the page.
 
     Args:
         runs: what is drawn.
         writer: takes the figures.
         references: earlier runs, whose range stands behind the means of the runs.
         layers: at how many of them, at most, token types and spectra are drawn.
+        metrics: the metrics to draw; none of them: all there are, and everything else.
     """
+    is_whole = not metrics
+    drawn = in_order(metrics) if metrics else _drawn_metrics(runs)
+    losses = comparison.training_losses(runs) if is_whole else ()
 
-    def __init__(
-        self, runs: Sequence[Run], writer: FigureWriter, references: Sequence[Run], layers: int
-    ) -> None:
-        self.runs = runs
-        self.writer = writer
-        self.references = references
-        self.layers = layers
-
-    def page(self) -> Plan:
-        """Each panel from top to bottom, with the title of its section."""
-        runs = self.runs
-        varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-        metrics = [metric for metric in varying if term(metric).is_drawn]
-        for metric in [metric for metric in metrics if term(metric).follows in metrics]:
-            metrics.remove(metric)
-            metrics.insert(metrics.index(term(metric).follows) + 1, metric)
-        has_many = len(metrics) > _IN_FULL
-        return [
-            (FIRST, partial(self._glance, metrics, comparison.training_losses(runs))),
-            self._section("Composition", _composition_figures),
-            *self._metrics("Metrics", metrics[:MAIN], has_many=has_many),
-            self._section("Loss", figures.loss_figures, term("loss").meaning),
-            *self._beside_earlier(metrics),
-            self._section("Spectrum", spectra_figures, SPECTRA_TEXT),
-            self._section("Token types", self._token_types),
-            self._section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
-            *self._metrics("More metrics", metrics[MAIN:], has_many=has_many),
-        ]
-
-    def page_of(self, metrics: Sequence[str]) -> Plan:
-        """The panels of these metrics alone."""
-        metrics = in_order(metrics)
-        return [
-            (FIRST, partial(self._glance, metrics)),
-            *self._metrics("Metrics", metrics, has_many=len(metrics) > _IN_FULL),
-            *self._beside_earlier(metrics),
-        ]
-
-    def _section(
-        self, title: str, draw: Callable[[Run], Iterable[Drawn]], text: str = ""
-    ) -> tuple[str, Callable[[], Panel]]:
+    def section(title: str, draw: Callable[[Run], Iterable[Drawn]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
-        return title, lambda: Panel("", "", text, self._groups(draw))
+        return [(title, lambda: Panel("", "", text, _groups(runs, writer, draw)))]
 
-    def _metrics(self, title: str, metrics: Sequence[str], *, has_many: bool) -> Plan:
-        return [(title, partial(self._metric, metric, has_many)) for metric in metrics]
+    def of_metrics(title: str, metrics: Sequence[str]) -> Plan:
+        has_many = len(drawn) > _IN_FULL
+        return [(title, partial(_metric_panel, runs, writer, key, has_many)) for key in metrics]
 
-    def _token_types(self, run: Run) -> Iterator[FigureData]:
-        known = types_of(run, self.layers)
-        if known:
+    def token_types(run: Run) -> Iterator[FigureData]:
+        if known := types_of(run, layers):
             yield mean_against_variance(known)
 
-    def _beside_earlier(self, metrics: Sequence[str]) -> Plan:
-        if not self.references:
-            return []
+    def beside_earlier(run: Run) -> Iterator[FigureData]:
+        return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
 
-        def draw(run: Run) -> Iterator[FigureData]:
-            return chain.from_iterable(
-                before_band(run, metric, self.references) for metric in metrics
+    first: Plan = [(FIRST, partial(_glance, runs, writer, drawn, losses))]
+    earlier = section("Beside earlier runs", beside_earlier, REFERENCE_TEXT) if references else []
+    if not is_whole:
+        return [*first, *of_metrics("Metrics", drawn), *earlier]
+    return [
+        *first,
+        *section("Composition", _composition_figures),
+        *of_metrics("Metrics", drawn[:MAIN]),
+        *section("Loss", figures.loss_figures, term("loss").meaning),
+        *earlier,
+        *section("Spectrum", spectra_figures, SPECTRA_TEXT),
+        *section("Token types", token_types),
+        *section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
+        *of_metrics("More metrics", drawn[MAIN:]),
+    ]
+
+
+def varying_metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics that have several values in a run, in order."""
+    return in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+
+
+def _drawn_metrics(runs: Sequence[Run]) -> list[str]:
+    """The metrics that have figures, those that follow another one after it."""
+    metrics = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
+    for metric in [metric for metric in metrics if term(metric).follows in metrics]:
+        metrics.remove(metric)
+        metrics.insert(metrics.index(term(metric).follows) + 1, metric)
+    return metrics
+
+
+def _glance(
+    runs: Sequence[Run],
+    writer: FigureWriter,
+    metrics: Sequence[str],
+    more: Iterable[FigureData],
+) -> Panel:
+    """Small figures of the metrics to look at first, and more of them."""
+    first = sorted(metrics, key=lambda key: key not in headlines())[:_GLANCE]
+    with resized(*_SMALL):
+        data = [*chain.from_iterable(_small_figures(runs, key) for key in first), *more]
+    small = [
+        writer.add(
+            each._replace(
+                name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""
             )
+        )
+        for each in data
+    ]
+    return Panel("", "", "", [("", small)] if small else [])
 
-        return [self._section("Beside earlier runs", draw, REFERENCE_TEXT)]
 
-    def _glance(self, metrics: Sequence[str], more: Iterable[FigureData] = ()) -> Panel:
-        """Small figures of the metrics to look at first, and more of them."""
-        first = sorted(metrics, key=lambda key: key not in headlines())[:_GLANCE]
-        with resized(*_SMALL):
-            data = [*chain.from_iterable(_small_figures(self.runs, key) for key in first), *more]
-        small = [
-            self.writer.add(
-                each._replace(
-                    name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""
-                )
-            )
-            for each in data
-        ]
-        return Panel("", "", "", [("", small)] if small else [])
+def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, has_many: bool) -> Panel:
+    """The runs beside each other, and the figures of each; of many metrics, one figure each unless
+    they are headlines.
+    """
+    compared = [run for run in runs if run.varies(metric)]
+    groups: list[Group] = []
+    if len(compared) > 1:
+        together = [writer.add(data) for data in _comparisons(compared, metric)]
+        groups.append((ALL_RUNS, together))
+    in_full = metric in headlines() or not has_many
+    most = None if in_full else 1
+    groups += _groups(runs, writer, lambda run: islice(_metric_figures(run, metric, in_full), most))
+    text = f"{term(metric).meaning} {num_regressed(metric, runs)}".rstrip()
+    return Panel(term(metric).name, metric, text, groups)
 
-    def _metric(self, metric: str, has_many: bool) -> Panel:
-        """The runs beside each other, and the figures of each; of many metrics, one figure each
-        unless they are headlines.
-        """
-        compared = [run for run in self.runs if run.varies(metric)]
-        groups: list[Group] = []
-        if len(compared) > 1:
-            together = [self.writer.add(data) for data in _comparisons(compared, metric)]
-            groups.append((ALL_RUNS, together))
-        in_full = metric in headlines() or not has_many
-        most = None if in_full else 1
-        groups += self._groups(lambda run: islice(_metric_figures(run, metric, in_full), most))
-        text = f"{term(metric).meaning} {num_regressed(metric, self.runs)}".rstrip()
-        return Panel(term(metric).name, metric, text, groups)
 
-    def _groups(self, draw: Callable[[Run], Iterable[Drawn]]) -> list[Group]:
-        """The figures of each run that has any, under its label if there are several."""
-        added: dict[str, list[PageFigure]] = {}
-        for run in self.runs:
-            label = run.label if len(self.runs) > 1 else ""
-            if of_run := [self.writer.add(data, label) for data in draw(run)]:
-                added[label] = of_run
-        are_single = max(map(len, added.values()), default=0) == 1
-        if len(added) < 2 or any(run.has_steps for run in self.runs) or not are_single:
-            return [*added.items()]
-        # final models with one figure each: in one group, where its text says whose a figure is
-        whose = [
-            figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
-            for label, (figure,) in added.items()
-        ]
-        return [("", whose)]
+def _groups(
+    runs: Sequence[Run], writer: FigureWriter, draw: Callable[[Run], Iterable[Drawn]]
+) -> list[Group]:
+    """The figures of each run that has any, under its label if there are several."""
+    added: dict[str, list[PageFigure]] = {}
+    for run in runs:
+        label = run.label if len(runs) > 1 else ""
+        if of_run := [writer.add(data, label) for data in draw(run)]:
+            added[label] = of_run
+    are_single = max(map(len, added.values()), default=0) == 1
+    if len(added) < 2 or any(run.has_steps for run in runs) or not are_single:
+        return [*added.items()]
+    # final models with one figure each: in one group, where its text says whose a figure is
+    whose = [
+        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
+        for label, (figure,) in added.items()
+    ]
+    return [("", whose)]
 
 
 def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:

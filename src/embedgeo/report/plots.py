@@ -76,8 +76,8 @@ class Plots:
             self.extent = min(steps), max(steps)
         elif over == "layer":
             at = [*map(str, at)]
-            for place in filter(None, at):
-                self.choices["layer"].setdefault(place, _GREY)
+            for layer in filter(None, at):
+                self.choices["layer"].setdefault(layer, _GREY)
         written: dict[str, Any] = {
             "kind": lines.kind,
             "at": self._share(at if over == "layer" else [round(float(x), _DIGITS) for x in at]),
@@ -96,7 +96,7 @@ class Plots:
         return written
 
     def _share(self, content: Sequence[Any]) -> int:
-        return self._place(json.dumps(content, separators=(",", ":")))
+        return self._number(json.dumps(content, separators=(",", ":")))
 
     def _share_table(self, values: Array, digits: int) -> int | str:
         """The place of a table, a list for each column; marked by a T where it is there the other
@@ -110,9 +110,9 @@ class Plots:
         turned = _nested(cells)
         if columns not in self._shared and turned in self._shared:
             return f"{self._shared[turned]}T"
-        return self._place(columns)
+        return self._number(columns)
 
-    def _place(self, text: str) -> int:
+    def _number(self, text: str) -> int:
         if text not in self._shared:
             self.size += len(text) + 1
         return self._shared.setdefault(text, len(self._shared))

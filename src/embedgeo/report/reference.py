@@ -139,7 +139,5 @@ def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) 
 
 def _tokens(run: Run) -> pd.Series:
     """Tokens seen by step, as far as they are known, ascending."""
-    seen = (
-        run.model["tokens_seen"].dropna() if "tokens_seen" in run.model else pd.Series(dtype=float)
-    )
+    seen = run.model.get("tokens_seen", pd.Series(dtype=float)).dropna()
     return seen[seen.diff().fillna(1) > 0]

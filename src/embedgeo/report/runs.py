@@ -163,8 +163,8 @@ class Run:
 
     def read(self, kind: str, step: int) -> pd.DataFrame:
         """The rows of a table; of one of layers, those in `depth`."""
-        found = self.tables[kind][step]
-        table = read_table(found) if isinstance(found, Path) else found
+        table = self.tables[kind][step]
+        table = read_table(table) if isinstance(table, Path) else table
         return table[table["layer"].isin(self.depth)] if "layer" in table else table
 
     def layers_in(self, table: pd.DataFrame) -> list[str]:
@@ -537,16 +537,16 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"
     }
     other_models = {}
-    for run, found in by_series.items():
-        name, records = next(iter(found.items()))
+    for run, of_series in by_series.items():
+        name, records = next(iter(of_series.items()))
         # other models are in its series
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):
-            other_models[run] = listed(list(found), 4)
+            other_models[run] = listed(list(of_series), 4)
     failures = sweep.failures()
     shared = sweep.shared_files()
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
-    for series, checkpoints in _told_apart(by_series, finals):
+    for series, checkpoints in _with_finals_alone(by_series, finals):
         records = with_means(checkpoints.values())
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
         tables: dict[str, dict[int, Path | pd.DataFrame]] = {
@@ -569,7 +569,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         failures = {}
 
 
-def _told_apart(
+def _with_finals_alone(
     by_series: Mapping[str, Mapping[str, pd.DataFrame]], finals: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, pd.DataFrame]]]:
     """The runs by their series without the final models, each of which follows by itself, under its

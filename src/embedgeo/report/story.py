@@ -25,8 +25,8 @@ def story(run: Run) -> list[str]:
 
 def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """The `story` of each run, by its label; of those that have one."""
-    told = [(run.label, story(run)) for run in runs]
-    return [(label, sentences) for label, sentences in told if sentences]
+    every = [(run.label, story(run)) for run in runs]
+    return [(label, sentences) for label, sentences in every if sentences]
 
 
 def _sentences(run: Run, metric: str) -> Iterator[str]:
@@ -50,10 +50,10 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
             for which, i in (("lowest", comparable.argmin()), ("highest", comparable.argmax()))
             if 0 < (at := steps.index(comparable.index[int(i)])) < len(steps) - 1
         )
-        yield f"{name}: {first}{extremes}, {last}{_over_blocks(at_last)}."
+        yield f"{name}: {first}{extremes}, {last}{_least_and_largest(at_last)}."
 
 
-def _over_blocks(values: pd.Series) -> str:
+def _least_and_largest(values: pd.Series) -> str:
     """The blocks with the least and the largest value, where there are several with a value."""
     known = values.dropna()
     if len(known) < 2:

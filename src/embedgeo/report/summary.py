@@ -350,7 +350,7 @@ def origins(runs: Sequence[Run]) -> pd.DataFrame:
     return table.loc[:, (table != "").any()].replace("", _UNKNOWN)
 
 
-def apart(runs: Sequence[Run]) -> str:
+def unlike_settings(runs: Sequence[Run]) -> str:
     """Sentences on the settings in which runs were not measured alike, and on their curves; empty
     if there are none.
     """

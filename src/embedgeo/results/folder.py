@@ -171,9 +171,9 @@ class SweepFolder:
         """Weight files that checkpoints share which otherwise differ: see
         `records.shared_files`.
         """
-        found = {name: self.facts(name).get("weight_files", "") for name in sorted(self.done())}
+        every = {name: self.facts(name).get("weight_files", "") for name in sorted(self.done())}
         return shared_files(
-            {name: json.loads(digests) for name, digests in found.items() if digests}
+            {name: json.loads(digests) for name, digests in every.items() if digests}
         )
 
     def tables(self, kind: str) -> dict[str, Path]:

@@ -155,9 +155,7 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     require_extra("report", "load_sample", "safetensors")
     file = Path(path)
     if file.is_dir():
-        names = sorted(
-            found.stem for found in sample_file(file, "").parent.glob("[!.]*.safetensors")
-        )
+        names = sorted(path.stem for path in sample_file(file, "").parent.glob("[!.]*.safetensors"))
         if name is None and len(names) > 1:
             raise ValueError(
                 f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}."
