@@ -1,5 +1,6 @@
 """Embedding geometry of transformers, while they train and over their checkpoints."""
 
+import random
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,11 @@ def __getattr__(name: str) -> Any:
     Lightning.
     """
     if name in _MODULES:
-        return getattr(import_module(f"embedgeo.{_MODULES[name]}"), name)
+        state = random.getstate()  # rich, which Lightning imports, draws from it
+        try:
+            return getattr(import_module(f"embedgeo.{_MODULES[name]}"), name)
+        finally:
+            random.setstate(state)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"embedgeo.{name}")

@@ -177,12 +177,13 @@ def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count(max_norm)
 
 def test_a_pass_after_a_change_by_data_does_not_count():
     model = nn.Sequential(nn.Embedding(10, 4), linear_block(4))
-    ids = torch.arange(6).view(2, 3)
-    with StepMonitor(model, 1, layers="1", measure_last=False) as monitor, monitor.step(0):
-        model(ids).sum().backward()
-        table = model[0].weight
-        table.data.add_(table.grad)  # as adversarial training of the embeddings does
-        model(ids).sum().backward()
+    table, ids = model[0].weight, torch.arange(6).view(2, 3)
+    with StepMonitor(model, 1, layers="1", measure_last=False) as monitor:
+        for _ in range(2):  # also in another batch of the step
+            with monitor.step(0):
+                model(ids).sum().backward()
+                table.data.add_(table.grad)  # as adversarial training of the embeddings does
+                model(ids).sum().backward()
     assert [each["value"] for each in monitor.history if each["metric"] == "n"] == [6.0]
 
 

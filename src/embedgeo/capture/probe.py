@@ -104,8 +104,8 @@ class Probe:
     ``on_error`` is called with an exception raised in a hook, and a note that names the layer; by
     default it is raised. Passes without gradients are read with ``no_grad_passes`` or by an
     `exclusive` probe: the calls of the modules around the blocks decide, or, where only blocks are
-    called, these. Otherwise this is training, and since `attach` passes of one state of the weights
-    are read: none that follows a change of them, as the second pass of SAM does.
+    called, these. Otherwise this is training, and passes of one state of the weights are read, until
+    `forget_weights`: none that follows a change of them, as the second pass of SAM does.
 
     A forward pass that raises counts nowhere: ``undoing`` is called as a call begins, and what it
     returns if that call raises.
@@ -138,7 +138,7 @@ class Probe:
         self._on_hidden = on_hidden
         self._undoing = undoing
         self._undo: Callable[[], None] = _do_nothing  # of the pass that runs in a graph
-        # as the last forward pass since `attach` left them
+        # as the last forward pass left them
         self._versions: list[object] = []
         self._is_stale = False  # the weights have changed since
         self._thread: int | None = None  # in which a pass runs
@@ -177,11 +177,16 @@ class Probe:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
         self._undo_in_graph()
-        self._versions = []
+        if has_other_ranks():
+            self.forget_weights()
         self._inputs.reset()
         self._read_inside.clear()
         if stack is not None:
             stack.close()
+
+    def forget_weights(self) -> None:
+        """Read the next passes whatever state the weights have: another step begins."""
+        self._versions = []
 
     def __enter__(self) -> "Probe":
         self.attach()

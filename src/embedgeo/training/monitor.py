@@ -320,6 +320,7 @@ class Monitor(ABC):
         # scheduled steps up to this one are done; None before the start
         self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
+        self._attached_step: int | None = None  # of the last batch that was measured
         self._has_lost_rows = False  # by an exception in a batch of it
         self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
@@ -608,6 +609,9 @@ class Monitor(ABC):
                 self._window_start = step
         if self._window_start is not None:
             with self._own_work():
+                if step != self._attached_step:
+                    self._geometry.probe.forget_weights()
+                    self._attached_step = step
                 self._attach(batch)
 
     def _take_due(self, step: int) -> bool:
@@ -814,6 +818,7 @@ class Monitor(ABC):
                     # a module may change a batch on its way to the device, and has done so
                     own = own if as_training else self._to_device(own)
                     if rank < len(taken):
+                        self._geometry.probe.forget_weights()
                         self._attach(own)
                 # what fails before this on one rank keeps all from running the model
                 _require_same_number(len(taken), self._ranks)
