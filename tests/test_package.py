@@ -1,14 +1,12 @@
-import os
 import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 import embedgeo
 from embedgeo import extras
@@ -45,36 +43,11 @@ def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
     assert done.stdout.splitlines() == lines, done.stderr
 
 
-def python_alone(folder, *arguments):
-    """Run Python where there are only the packages that ``pip install embedgeo`` installs."""
-    folder.mkdir()
-    wanted = [*map(Requirement, PROJECT["dependencies"])]
-    taken = set()
-    for requirement in wanted:
-        if requirement in taken:
-            continue
-        taken.add(requirement)
-        package = distribution(requirement.name)
-        for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
-            link = folder / name
-            if not link.exists():
-                link.symlink_to(package.locate_file(name))
-        for needed in map(Requirement, package.requires or ()):
-            marker, wanted_extras = needed.marker, ("", *requirement.extras)
-            if marker is None or any(marker.evaluate({"extra": each}) for each in wanted_extras):
-                wanted.append(needed)
-    command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
-    path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=path, check=False
-    )
-
-
 @pytest.mark.slow
-def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
-    """``make package`` shows it with an installed wheel."""
-    done = python_alone(tmp_path / "packages", "tests/package/core.py", tmp_path / "results")
-    assert done.stdout.endswith("the core alone works\n"), done.stderr
+def test_what_is_imported_when_it_is_asked_for_draws_no_random_number():
+    """``rich`` does, which lightning imports."""
+    code = "import random as r, embedgeo; s = r.getstate(); embedgeo.StepMonitor; "
+    assert run(f"{code}print(r.getstate() == s)").stdout == "True\n"
 
 
 @pytest.mark.parametrize("extra", extras.EXTRA_MODULES)

@@ -104,7 +104,7 @@ class Probe:
     ``on_error`` is called with an exception raised in a hook, and a note that names the layer; by
     default it is raised. Passes without gradients are read with ``no_grad_passes`` or by an
     `exclusive` probe: the calls of the modules around the blocks decide, or, where only blocks are
-    called, these. Otherwise this is training, and passes of one state of the weights are read, until
+    called, these. Otherwise this is training, and passes of one state of the weights are read until
     `forget_weights`: none that follows a change of them, as the second pass of SAM does.
 
     A forward pass that raises counts nowhere: ``undoing`` is called as a call begins, and what it
