@@ -154,7 +154,7 @@ def test_a_folder_has_one_name_from_wherever_it_is_read(
     assert load_results(folder)["run"].unique().tolist() == ["c/a", "runs/a", "runs/a probe"]
 
 
-def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
+def test_where_there_is_nothing_or_what_is_there_is_damaged_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"load_results takes a folder .*x is none\."):
         load_results(tmp_path / "x")
     for path in (tmp_path / "x", tmp_path / "y" / "checkpoints"):
