@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -296,3 +296,28 @@ def stored_step(path: Path) -> int:
         f"a file must say its step in its name or as {' or '.join(_STEPS)}; {path.name} does "
         "neither."
     )
+
+
+def have_same_weights(*paths: Path) -> bool:
+    """True if the tensors in two files begin alike, those of one number apart."""
+    starts = []
+    for path in paths:
+        with suppress(ValueError):
+            starts.append(
+                {
+                    (place, name): value.flatten()[:4096].tolist()
+                    for place, values in nested(stored_values(path, "cpu"))
+                    for name, value in values.items()
+                    if hasattr(value, "numel") and value.numel() > 1
+                }
+            )
+    return len(starts) == 2 and starts[0] == starts[1]
+
+
+def nested(stored: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is stored by names, also inside of another, with its place there."""
+    if isinstance(stored, dict):
+        if all(isinstance(key, str) for key in stored):
+            yield place, stored
+        for key, value in stored.items():
+            yield from nested(value, f"{place} {key}".strip())

@@ -42,6 +42,7 @@ from embedgeo.checkpoints.files import (
     UNUSED,
     Contents,
     harmless_allowed,
+    nested,
     quantized,
     reading,
     require_whole_index,
@@ -388,7 +389,7 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     wanted = (dict(model.named_parameters()) or model.state_dict()).keys()
     first = next(iter(wanted), "")
     found: dict[str, dict[str, Any]] = {}
-    for place, weights in _dicts(stored):
+    for place, weights in nested(stored):
         ends = {
             key.removesuffix(first)
             for key, value in weights.items()
@@ -406,15 +407,6 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
         )
     wanted = model.state_dict().keys()
     return min(found.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
-
-
-def _dicts(stored: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is stored by names, also inside of another, with its place there."""
-    if isinstance(stored, dict):
-        if all(isinstance(key, str) for key in stored):
-            yield place, stored
-        for key, value in stored.items():
-            yield from _dicts(value, f"{place} {key}".strip())
 
 
 def import_maker(model_class: ModelClass) -> Any:
