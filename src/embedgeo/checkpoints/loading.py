@@ -119,14 +119,34 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Tell the configuration of a model that predicts masked tokens."""
-    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-    causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
-    return masked and not causal and not getattr(config, "is_decoder", False)
+    """Tell the configuration of a model whose positions see those after them: one that predicts
+    masked tokens, the encoder of two sides by itself, or a decoder that is told to.
+    """
+    is_part = (
+        type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
+    )
+    return (
+        getattr(config, "use_bidirectional_attention", None) in (True, "all")
+        or getattr(config, "is_causal", None) is False
+        or (
+            (_has_masked_head(config) or is_part)
+            and not _names_causal_head(config)
+            and not getattr(config, "is_decoder", False)
+        )
+    )
+
+
+def _has_masked_head(config: PreTrainedConfig) -> bool:
+    in_code = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or "AutoModelForMaskedLM" in in_code
+
+
+def _names_causal_head(config: PreTrainedConfig) -> bool:
+    return any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or ())
 
 
 def is_encoder_model(model: nn.Module) -> bool:
-    """Tell a model that predicts masked tokens from one that predicts the next one."""
+    """Tell a model whose positions see those after them from one that predicts the next token."""
     config = getattr(measured_model(model), "config", None)
     return isinstance(config, PreTrainedConfig) and is_encoder(config)
 
@@ -178,10 +198,11 @@ def _auto_class(config: PreTrainedConfig) -> Any:
             if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
             else AutoModel
         )
-    if is_encoder(config):
+    if (is_other := is_encoder(config)) and _has_masked_head(config):
         return AutoModelForMaskedLM
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(
-        config, "auto_map", {}
+    in_code = getattr(config, "auto_map", None) or {}
+    if (not is_other or _names_causal_head(config)) and (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in in_code
     ):
         return AutoModelForCausalLM
     is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
