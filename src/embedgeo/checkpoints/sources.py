@@ -141,7 +141,8 @@ class Checkpoint:
         weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown, as
             of local ones before `hashed`.
         weights_state: sizes and times of local weight files, which change with them.
-        duplicate_of: name of an earlier checkpoint with the same weights; None if there is none.
+        duplicate_of: name of an earlier checkpoint with the same weights and ``config.json``; None
+            if there is none.
         error: why the files cannot be listed; empty where they are.
         model_class: what makes the model of a file: see `iter_checkpoints`.
         trust_remote_code: code that comes with the model is run.
@@ -171,7 +172,7 @@ class Checkpoint:
 
     @property
     def original(self) -> str:
-        """Name of the first checkpoint with its weights, which may be itself."""
+        """Name of the first checkpoint that it is a duplicate of, which may be itself."""
         return self.duplicate_of or self.name
 
     def fetch(self) -> Path:
