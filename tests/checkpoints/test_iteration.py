@@ -108,6 +108,7 @@ def test_local_folders_and_files(tmp_path):
         ({"model": Tiny().state_dict(), "ema": Tiny().state_dict()}, "it holds 2: model, ema"),
         ({f"{at}.{k}": v for at in "ab" for k, v in Tiny().state_dict().items()}, r"2: a\., b\."),
         ({k: v.char() for k, v in Tiny().state_dict().items()}, "16 bits or more; got weight of"),
+        ({**Tiny().state_dict(), "more": {"ema": Tiny().state_dict()}}, "2: itself, more ema"),
     ],
 )
 def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason):
@@ -199,6 +200,7 @@ def weights_of_a_wrapper():
         (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),
         (weights_with(["gpt_neox.layers.0.mlp.dense.weight_scale"]), "the model's: .*weight_scale"),
         (weights_with([], cast=torch.float8_e4m3fn), "of 16 bits or more, .* of F8_E4M3"),
+        (weights_with([], cast=torch.int64), "of 16 bits or more, .* of I64"),
         (
             weights_with([], cast=torch.float8_e4m3fn)
             | config_with(quantization_config={"quant_method": "fp8"}),

@@ -18,6 +18,7 @@ from embedgeo.checkpoints.sources import parse_position, select_steps
         ("epoch=0-step=100", 100, None),
         ("iter_0001000", 1000, None),
         ("step50000-tokens0.5T", 50000, 5 * 10**11),
+        ("step_1.5k", 1500, None),
     ],
 )
 def test_every_published_naming_scheme(name, step, tokens):
@@ -26,7 +27,12 @@ def test_every_published_naming_scheme(name, step, tokens):
 
 
 @pytest.mark.parametrize(
-    "name", ["main", "v1.0", "pythia-70m", "stepwise", "footstep12x", "", "refs/pr/1", "1000"]
+    "name",
+    [
+        *("main", "v1.0", "pythia-70m", "stepwise", "footstep12x", "", "refs/pr/1", "1000"),
+        *("checkpoint_1_300", "step-1,500", "step_2_000", "step1_5k", "checkpoint-100.5"),
+        "checkpoint-2024-01-02",
+    ],
 )
 def test_names_without_a_step(name):
     assert parse_position(name) is None

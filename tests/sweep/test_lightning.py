@@ -97,6 +97,28 @@ def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path):
         checkpoint.load()
 
 
+STATE = Forward().state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:Found keys")
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ({"current_model_state": STATE}, "one model; it holds 2: state_dict, current_model_state"),
+        ({"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}}, "2: .*callbacks EMA w"),
+        ({"state_dict": {f"net.{k}": v for k, v in STATE.items()}}, "must hold the weights of the"),
+        ({"state_dict": {k: v.char() for k, v in STATE.items()}}, "of 16 bits or more"),
+        ({"state_dict": {k: v.bool() for k, v in STATE.items()}}, "of 16 bits or more"),
+    ],
+)
+def test_a_file_holds_the_weights_of_one_model_as_they_are(tmp_path, stored, why):
+    file = {"state_dict": STATE, "pytorch-lightning_version": "2.6", **stored}
+    torch.save(file, tmp_path / "a.ckpt")
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
+    with pytest.raises(ValueError, match=why):
+        checkpoint.load()
+
+
 class Hidden(Forward):
     def forward(self, token_ids):
         return self.embedding(token_ids) + sum(

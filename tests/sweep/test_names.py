@@ -2,16 +2,18 @@
 file.
 """
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, write_files
+from tests.sweep.tiny import REPOSITORY, bin_file, checkpoint_files, local_run, write_files
 
 NOT_ON_THE_HUB = [
     *("../x", "lab/..", "%2e%2e/x", "lab/x%2f..", "lab/x/../../y", "lab//x", "x" * 300),
@@ -88,15 +90,28 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
     assert not Path(options["out"]).exists()
 
 
-def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, options):
+def test_what_is_like_a_checkpoint_and_not_taken_is_listed(hub, tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1,))
-    for name in ("my step 5", "epoch3", "logs", "1000", "stepwise"):
+    left_out = ["my step 5", "epoch3", "1000", "step_2_000", "2000-steps", "ep0-ba3000", "it7"]
+    for name in ("logs", "stepwise", *left_out):
         (run / name).mkdir()
-    with pytest.warns(
-        UserWarning, match=r"run: left out '1000', 'epoch3', 'my step 5', in which no step is read"
-    ):
+    files = ["3000.pt", "epoch4.pth", "step5.safetensors", "model.PT", "step-1,500.pt", "step9"]
+    write_files(run, dict.fromkeys(["optimizer_step1.pt", "log.txt", *files], b""))
+    write_files(run / "final", checkpoint_files(2))
+    (run / "step40").symlink_to("gone")
+    names = ", ".join(map(repr, sorted([*left_out, *files, "final", "step40"])))
+    with pytest.warns(UserWarning, match=re.escape(f"run: left out {names}. A ch")) as warned:
         assert [c.name for c in list_checkpoints(str(run))] == ["step1"]
+    assert len(warned) == 1
     for name in ("step1", "240b_tokens", "epoch3", "main", "v1.0"):
         hub.add(REPOSITORY, name, checkpoint_files(1))
-    with pytest.warns(UserWarning, match=r"lab/tiny: left out '240b_tokens', 'epoch3', in which"):
+    with pytest.warns(UserWarning, match=r"lab/tiny: left out '240b_tokens', 'epoch3'\. A check"):
         assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step1"]
+
+
+def test_a_last_file_is_left_out_without_a_word_if_it_is_a_copy(tmp_path):
+    for name, value in (("step=2", 0), ("step=4", 0), ("last", 0), ("last-v1", 1)):
+        stored = {"state_dict": {"weight": torch.full((3,), value)}, "global_step": 4}
+        write_files(tmp_path, {f"{name}.ckpt": bin_file(stored)})
+    with pytest.warns(UserWarning, match=r": left out 'last-v1\.ckpt'\. "):
+        assert [c.step for c in list_checkpoints(str(tmp_path))] == [2, 4]

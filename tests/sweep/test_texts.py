@@ -8,9 +8,18 @@ import pytest
 import sentencex
 import torch
 import torch.nn.functional as F
-from transformers import RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
+from transformers import (
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    PreTrainedConfig,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    T5Config,
+    T5EncoderModel,
+)
 
 import embedgeo
+from embedgeo.checkpoints.loading import is_encoder
 from embedgeo.results.records import MODEL
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -225,11 +234,29 @@ def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path):
     assert sweep(str(tmp_path / "roberta"), **{**small, "seq_len": 38}) == 0
 
 
-def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):
-    config = T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-    T5EncoderModel(config).save_pretrained(tmp_path / "encoder")
-    write_files(tmp_path / "encoder", tokenizer_files("gpt"))
+ENCODER = T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+GEMMA = {"vocab_size": 300, "head_dim": 8, "num_key_value_heads": 2, "pad_token_id": 0, **SIZES}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        T5EncoderModel(ENCODER),
+        Gemma3TextModel(Gemma3TextConfig(**GEMMA, use_bidirectional_attention=True)),
+    ],
+)
+def test_an_encoder_without_a_head_has_its_special_tokens_and_no_loss(small, tmp_path, made):
+    made.save_pretrained(tmp_path / "encoder")
+    write_files(tmp_path / "encoder", tokenizer_files("bert"))
     assert sweep(str(tmp_path / "encoder"), **small, out=str(tmp_path / "out")) == 0
     records = pd.read_parquet(tmp_path / "out/checkpoints/encoder.parquet")
+    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    assert set(records[records["metric"] == "n"]["value"]) == {text["num_tokens"]}
+    assert text["num_tokens"] - text["num_ordinary_tokens"] == 2 * text["num_sequences"]
     assert {"V_W", "M"} <= set(records[records["layer"] == "final_norm"]["metric"])
     assert "loss" not in set(records["metric"])
+
+
+def test_code_that_has_a_masked_head_is_of_an_encoder():
+    assert is_encoder(PreTrainedConfig(auto_map={"AutoModelForMaskedLM": "a.B"}))
+    assert not is_encoder(PreTrainedConfig(auto_map={"AutoModelForCausalLM": "a.B"}))

@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,8 +32,8 @@ UNUSED = re.compile(
     r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
 )
 """Buffers that models make themselves, and heads of other tasks: no hidden state is of these."""
-# of numbers that are the weights, or of buffers that count
-_WHOLE = re.compile(r"F(16|32|64)$|float(16|32|64)$|I64$|int64$|bool|BOOL|^$")
+# of numbers that are the weights; empty for what is no tensor
+_FLOATS = re.compile(r"F(16|32|64)$|float(16|32|64)$|^$")
 _OTHER_FORMATS = {
     "adapter_*": "merge it into the model by merge_and_unload of PEFT, and save_pretrained",
     "*.distcp": "save the weights in one file, by torch.distributed.checkpoint.format_utils",
@@ -247,14 +248,15 @@ def harmless_allowed() -> AbstractContextManager[None]:
     return torch.serialization.safe_globals(list(_HARMLESS))
 
 
-def stored_values(path: Path) -> Any:
-    """Values that ``torch.save`` has written, with tensors that have no data, and without running
-    code.
+def stored_values(path: Path, device: str = "meta") -> Any:
+    """Values that ``torch.save`` has written, without running code; on ``meta`` tensors have no
+    data.
     """
     import torch
 
     with reading(path.name), harmless_allowed():
-        return torch.load(path, map_location="meta", weights_only=True)
+        mapped = device != "meta" and zipfile.is_zipfile(path)
+        return torch.load(path, map_location=device, weights_only=True, mmap=mapped)
 
 
 def weight_types(path: Path) -> dict[str, str]:
@@ -271,18 +273,16 @@ def weight_types(path: Path) -> dict[str, str]:
     return {name: str(weight.dtype) for name, weight in stored.items()}
 
 
-def quantized(types: Mapping[str, str]) -> str:
+def quantized(types: Mapping[str, str], whole: Collection[str]) -> str:
     """The first weight of less than 16 bits or of whole numbers, with its type; empty if none is.
-    Its scale may be elsewhere.
+    Its scale may be elsewhere. In the model, tensors of the names in ``whole`` are so, too.
     """
-    return next(
-        (
-            f"{name} of {kind}"
-            for name, kind in types.items()
-            if not _WHOLE.search(kind) and not UNUSED.search(name)
-        ),
-        "",
-    )
+    for name, kind in types.items():
+        if not (_FLOATS.search(kind) or UNUSED.search(name)) and not any(
+            name.endswith(own) or own.endswith(name) for own in whole
+        ):
+            return f"{name} of {kind}"
+    return ""
 
 
 def stored_step(path: Path) -> int:
@@ -296,3 +296,28 @@ def stored_step(path: Path) -> int:
         f"a file must say its step in its name or as {' or '.join(_STEPS)}; {path.name} does "
         "neither."
     )
+
+
+def have_same_weights(*paths: Path) -> bool:
+    """True if the tensors in two files begin alike, those of one number apart."""
+    starts = []
+    for path in paths:
+        with suppress(ValueError):
+            starts.append(
+                {
+                    (place, name): value.flatten()[:4096].tolist()
+                    for place, values in nested(stored_values(path, "cpu"))
+                    for name, value in values.items()
+                    if hasattr(value, "numel") and value.numel() > 1
+                }
+            )
+    return len(starts) == 2 and starts[0] == starts[1]
+
+
+def nested(stored: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is stored by names, also inside of another, with its place there."""
+    if isinstance(stored, dict):
+        if all(isinstance(key, str) for key in stored):
+            yield place, stored
+        for key, value in stored.items():
+            yield from nested(value, f"{place} {key}".strip())

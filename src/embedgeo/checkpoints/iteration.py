@@ -54,7 +54,8 @@ def iter_checkpoints(
 
     ``checkpoint.load()`` gives the model, with the checks of a sweep: files are of the commit that
     the revision pointed to, they have the digests that the Hub lists, and no weight is missing or
-    misshapen. A checkpoint whose ``duplicate_of`` is not None has the weights of an earlier one.
+    misshapen. A checkpoint whose ``duplicate_of`` is not None has the weights and the configuration
+    of an earlier one.
 
     Args:
         source: a repository on the Hub whose branches or tags name steps, a pattern of repositories
@@ -149,7 +150,18 @@ def find_checkpoints(
                 samples,
             )
         )
-    owners = duplicates({each.name: each.weights_sha256 for each in found if each.weights_sha256})
+    configs = {
+        each.name: each.contents.config_digest if each.contents else known[each.name].config
+        for each in found
+        if each.weights_sha256
+    }
+    owners = duplicates(
+        {
+            each.name: each.weights_sha256 + configs[each.name]
+            for each in found
+            if each.name in configs
+        }
+    )
     return [
         replace(
             each,

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -43,9 +42,11 @@ from embedgeo.checkpoints.files import (
     UNUSED,
     Contents,
     harmless_allowed,
+    nested,
     quantized,
     reading,
     require_whole_index,
+    stored_values,
     weight_files,
     weight_types,
 )
@@ -118,14 +119,34 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Tell the configuration of a model that predicts masked tokens."""
-    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-    causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
-    return masked and not causal and not getattr(config, "is_decoder", False)
+    """Tell the configuration of a model whose positions see those after them: one that predicts
+    masked tokens, the encoder of two sides by itself, or a decoder that is told to.
+    """
+    is_part = (
+        type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
+    )
+    return (
+        getattr(config, "use_bidirectional_attention", None) in (True, "all")
+        or getattr(config, "is_causal", None) is False
+        or (
+            (_has_masked_head(config) or is_part)
+            and not _names_causal_head(config)
+            and not getattr(config, "is_decoder", False)
+        )
+    )
+
+
+def _has_masked_head(config: PreTrainedConfig) -> bool:
+    in_code = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or "AutoModelForMaskedLM" in in_code
+
+
+def _names_causal_head(config: PreTrainedConfig) -> bool:
+    return any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or ())
 
 
 def is_encoder_model(model: nn.Module) -> bool:
-    """Tell a model that predicts masked tokens from one that predicts the next one."""
+    """Tell a model whose positions see those after them from one that predicts the next token."""
     config = getattr(measured_model(model), "config", None)
     return isinstance(config, PreTrainedConfig) and is_encoder(config)
 
@@ -177,10 +198,11 @@ def _auto_class(config: PreTrainedConfig) -> Any:
             if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
             else AutoModel
         )
-    if is_encoder(config):
+    if (is_other := is_encoder(config)) and _has_masked_head(config):
         return AutoModelForMaskedLM
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(
-        config, "auto_map", {}
+    in_code = getattr(config, "auto_map", None) or {}
+    if (not is_other or _names_causal_head(config)) and (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in in_code
     ):
         return AutoModelForCausalLM
     is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
@@ -249,12 +271,18 @@ def _require_described(
         )
     announced = getattr(config, "quantization_config", None)
     if (announced and not AutoHfQuantizer.supports_quant_method(announced)) or (
-        not announced and (announced := quantized(types))
+        not announced and (announced := quantized(types, whole_numbers(empty)))
     ):
         raise ValueError(
             "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
             f"got {announced}. Dequantize them."
         )
+
+
+def whole_numbers(model: nn.Module) -> list[str]:
+    """Names of what a model keeps as whole numbers, or as true and false."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in tensors if not tensor.is_floating_point()]
 
 
 def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str, str]) -> None:
@@ -326,10 +354,7 @@ def load_file(
     """
     maker = import_maker(model_class)
     is_lightning = path.suffix == ".ckpt" and hasattr(maker, "load_from_checkpoint")
-    with reading(path.name), harmless_allowed():
-        stored = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+    stored = stored_values(path, "cpu")
     if is_lightning:
         if not isinstance(stored, dict) or "state_dict" not in stored:
             raise ValueError(
@@ -337,27 +362,31 @@ def load_file(
                 "Save it by trainer.save_checkpoint, a state dict as .pt, or a Hugging Face model "
                 "as a folder by its save_pretrained."
             )
-        weights = stored["state_dict"]
         with harmless_allowed():  # it names by a warning what strict_loading=False lets pass
-            model: nn.Module = maker.load_from_checkpoint(
-                path, map_location="cpu", weights_only=True
-            )
+            model: Any = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     else:
         model = make_model(model_class)
-        weights = _weights_of(model, stored, path.name)
-        if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}):
-            raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
-        try:
+    weights = _weights_of(model, stored, path.name)
+    if is_lightning:  # whose keys a hook of the module may change
+        weights = stored["state_dict"]
+    whole = whole_numbers(model)
+    if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}, whole):
+        raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
+    different = sorted(weights.keys() ^ model.state_dict().keys())
+    try:
+        if not is_lightning:
             model.load_state_dict(weights)
-        except RuntimeError as error:
-            different = sorted(weights.keys() ^ model.state_dict().keys())
-            raise ValueError(
-                f"{path.name} must hold the weights of the model that {model_class} makes; "
-                f"{listed(different, 4) or reason(error)} "
-                f"{'are in one of them alone' if different else ''}."
-            ) from error
+        elif not model.strict_loading and weights.keys().isdisjoint(model.state_dict()):
+            raise RuntimeError
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path.name} must hold the weights of the model that {model_class} makes; "
+            f"{listed(different, 4) or reason(error)} "
+            f"{'are in one of them alone' if different else ''}."
+        ) from error
     _require_tied(model, weights, path.name)
-    return model.to(dtype or torch.float32).eval()
+    loaded: nn.Module = model.to(dtype or torch.float32).eval()
+    return loaded
 
 
 def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
@@ -377,24 +406,27 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     """What a training loop has saved of a model: its state dict alone or beside others, under its
     own names or inside of another module; one that is there once.
     """
-    wanted = model.state_dict().keys()
+    # averages may be of these alone
+    wanted = (dict(model.named_parameters()) or model.state_dict()).keys()
     first = next(iter(wanted), "")
     found: dict[str, dict[str, Any]] = {}
-    for place, weights in {"": stored, **(stored if isinstance(stored, dict) else {})}.items():
-        if isinstance(weights, dict) and all(isinstance(key, str) for key in weights):
-            ends = {key.removesuffix(first) for key in weights if f".{key}".endswith(f".{first}")}
-            for start in sorted(ends):
-                found[f"{place} {start}".strip()] = {
-                    key.removeprefix(start): weights[key]
-                    for key in weights
-                    if key.startswith(start)
-                }
-    whole = [place for place, weights in found.items() if wanted <= weights.keys()]
+    for place, weights in nested(stored):
+        ends = {
+            key.removesuffix(first)
+            for key, value in weights.items()
+            if f".{key}".endswith(f".{first}") and isinstance(value, torch.Tensor)
+        }
+        for start in sorted(ends):
+            found[f"{place} {start}".strip()] = {
+                key.removeprefix(start): weights[key] for key in weights if key.startswith(start)
+            }
+    whole = [place or "itself" for place, held in found.items() if wanted <= held.keys()]
     if len(whole) > 1:
         raise ValueError(
             f"{name} must hold the weights of one model; it holds {len(whole)}: {listed(whole)}. "
             "Save one alone."
         )
+    wanted = model.state_dict().keys()
     return min(found.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
 
 

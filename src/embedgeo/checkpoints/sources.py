@@ -19,6 +19,7 @@ from embedgeo.checkpoints.files import (
     Contents,
     StoredFile,
     hashed_file,
+    have_same_weights,
     needed_files,
     other_format,
     stored_step,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(
     r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
-    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[km]?)(?![a-z0-9])",
+    r"(?P<number>\d+(?:\.\d+(?=[km]))?)(?P<unit>[km]?)(?![a-z0-9])"
+    r"(?![^a-z\d]\d(?![\d.]*[mbt]t?(?![a-z0-9])))",  # of two numbers neither is known to be it
     re.IGNORECASE,
 )
 _TOKENS = re.compile(
@@ -43,8 +45,8 @@ _TOKENS = re.compile(
 )
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
-    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch|tokens?)[^a-z\d]{0,3}\d"
-    r"|^\d+$|\d[kmbt]?[^a-z\d]?tokens?(?![a-z])",
+    r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
+    r"[^a-z\d]{0,3})\d|^\d+$|\d[kmbt]?[^a-z\d]?(?:token|step|iter(?:ation)?|epoch)s?(?![a-z])",
     re.IGNORECASE,
 )
 # state dicts, unless they are those of an optimizer and the like
@@ -139,7 +141,8 @@ class Checkpoint:
         weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown, as
             of local ones before `hashed`.
         weights_state: sizes and times of local weight files, which change with them.
-        duplicate_of: name of an earlier checkpoint with the same weights; None if there is none.
+        duplicate_of: name of an earlier checkpoint with the same weights and ``config.json``; None
+            if there is none.
         error: why the files cannot be listed; empty where they are.
         model_class: what makes the model of a file: see `iter_checkpoints`.
         trust_remote_code: code that comes with the model is run.
@@ -169,7 +172,7 @@ class Checkpoint:
 
     @property
     def original(self) -> str:
-        """Name of the first checkpoint with its weights, which may be itself."""
+        """Name of the first checkpoint that it is a duplicate of, which may be itself."""
         return self.duplicate_of or self.name
 
     def fetch(self) -> Path:
@@ -369,7 +372,8 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
         if fnmatchcase(name, revisions)
     }
     positions = {name: position for name in commits if (position := parse_position(name))}
-    _warn_of_others(repository, commits.keys() - positions.keys() - {revisions})
+    others = commits.keys() - positions.keys() - {revisions}
+    _warn_of_others(repository, filter(_LIKE_STEP.search, others))
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
@@ -409,7 +413,9 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         if p.is_dir() or p.suffix == ".ckpt" or (_is_state(p) and not is_model)
     ]
     positions = {path: position for path in paths if (position := _named_position(path))}
-    positions.update(_unnamed_positions(paths, positions))
+    unnamed = _unnamed_positions(paths, positions)
+    known = {*positions, *unnamed}
+    positions.update({path: position for path, position in unnamed.items() if position})
     if not positions and is_model:
         itself = folder if parse_position(folder.name) else folder.resolve()
         if position := parse_position(itself.name):
@@ -427,7 +433,8 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
             f"{other_format(p.name for p in candidates) or ' Of a folder of models, name each.'}"
         )
     _warn_of_others(
-        model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions}
+        model,
+        [p.name for p in candidates if p not in {*known, folder} and _is_like_one(p, is_model)],
     )
     for path, position in positions.items():
         named = position._replace(
@@ -446,6 +453,15 @@ def _is_state(path: Path) -> bool:
     return path.suffix in _STATES and path.is_file() and not _NO_WEIGHTS.search(path.name)
 
 
+def _is_like_one(path: Path, is_in_model: bool) -> bool:
+    """Tell what may be meant as a checkpoint; files and folders inside a model, by a step alone."""
+    if _NO_WEIGHTS.search(path.name):
+        return False
+    is_weights = path.suffix.lower() in (".ckpt", *_STATES, ".safetensors")
+    is_one = not is_in_model and (is_weights or (path / "config.json").is_file())
+    return is_one or bool(_LIKE_STEP.search(path.name if path.is_dir() else path.stem))
+
+
 def _named_position(path: Path) -> Position | None:
     """The position in the name of a folder or file."""
     return parse_position(path.stem if path.suffix in (".ckpt", *_STATES) else path.name)
@@ -453,23 +469,24 @@ def _named_position(path: Path) -> Position | None:
 
 def _unnamed_positions(
     paths: Sequence[Path], named: Mapping[Path, Position]
-) -> dict[Path, Position]:
-    """Positions of files with no step in their name, as ``last.ckpt``, unless another file has
-    their step; a state dict need not say it.
+) -> dict[Path, Position | None]:
+    """Positions of files with no step in their name, as ``last.ckpt``, unless another one has their
+    step; None where that has their weights, too. A state dict need not say its step.
     """
-    steps = {position.step for position in named.values()}
-    found: dict[Path, Position] = {}
+    owners = {position.step: path for path, position in named.items()}
+    found: dict[Path, Position | None] = {}
     for path in paths:
         if path.is_file() and path not in named:
             try:
                 step = stored_step(path)
             except ValueError:
-                if path.suffix in _STATES:
-                    continue
-                step = UNREADABLE
-            if step not in steps:
-                steps |= {step} - {UNREADABLE}
+                if path.suffix not in _STATES:
+                    found[path] = Position(UNREADABLE, None, "")
+                continue
+            if (owner := owners.setdefault(step, path)) is path:
                 found[path] = Position(step, None, "")
+            elif owner.is_file() and have_same_weights(owner, path):
+                found[path] = None
     return found
 
 
@@ -536,16 +553,12 @@ def _with_model(model: str, name: str) -> str:
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:
-    """Warn of names that may be meant to name a step, though `parse_position` reads none in
-    them.
-    """
-    overlooked = [
-        repr(name) for name in sorted(names) if _LIKE_STEP.search(name) and not parse_position(name)
-    ]
-    if overlooked:
+    """Warn of what may be meant as a checkpoint, and is not taken."""
+    if left_out := [*map(repr, sorted(names))]:
         warnings.warn(
-            f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step "
-            "are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them "
-            "measured, or give one on the Hub as --revisions.",
+            f"{model}: left out {listed(left_out, 20)}. A checkpoint is a folder, or a .ckpt, .pt "
+            "or .pth file, in whose name one step is read that no other has, such as step1000, "
+            "checkpoint-1000 or epoch=1-step=1000. Rename these to have them measured, or give one "
+            "on the Hub as --revisions.",
             stacklevel=2,
         )

@@ -1,8 +1,9 @@
 """The plan of a sweep: its checkpoints, and which of them are to be measured."""
 
 import json
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from embedgeo.checkpoints.iteration import Recorded, find_checkpoints
 from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint
@@ -22,6 +23,16 @@ class SweepPlan(NamedTuple):
         """True if the records of a checkpoint are of what it has now."""
         name = checkpoint.name
         return name not in self.replaced or _recorded(folder, name).is_of(checkpoint)
+
+    def for_texts(self, texts: Mapping[str, Any]) -> "SweepPlan":
+        """The plan where what is measured on another text, by model, is no duplicate."""
+        models = {each.name: each.model for each in self.checkpoints}
+
+        def own(each: Checkpoint) -> Checkpoint:
+            is_same = texts.get(each.model) is texts.get(models[each.original])
+            return each if is_same else replace(each, duplicate_of=None)
+
+        return SweepPlan([*map(own, self.checkpoints)], [*map(own, self.pending)], self.replaced)
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:

@@ -115,11 +115,8 @@ class Sweep:
         if original not in self.folder.done() or checkpoint.contents is None:
             return None
         with suppress(Exception):  # then it is measured
-            first = next(other for other in self.plan.checkpoints if other.name == original)
             records = self.folder.read(original)
             is_same = records["weights_sha256"].iloc[0] == checkpoint.weights_sha256
-            # one tokenizer
-            is_same &= self.texts.get(first.model) is self.texts.get(checkpoint.model)
             facts = self.folder.facts(original)
             if is_same and facts.get("config", "") == checkpoint.contents.config_digest:
                 tables = self.folder.read_tables(original, self.settings.tables)

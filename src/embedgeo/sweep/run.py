@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from embedgeo.checkpoints.files import hashed_file
+from embedgeo.checkpoints.files import duplicates, hashed_file
 from embedgeo.checkpoints.iteration import find_checkpoints
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason, shell_command
@@ -52,7 +52,7 @@ def run_sweep(settings: SweepSettings) -> int:
                 "text": next(iter(entries.values())) if len(entries) == 1 else entries,
             },
         )
-        sweep = Sweep(settings, plan, texts, folder, make_metrics)
+        sweep = Sweep(settings, plan.for_texts(texts), texts, folder, make_metrics)
         with sweep.at_work():
             if on_ray:
                 measure_on_cluster(sweep)
@@ -204,11 +204,10 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = [each.hashed() for each in find_checkpoints(model, revisions, steps)]
-    groups: dict[str, list[str]] = {}
-    for each in plan:
-        if each.duplicate_of:
-            groups.setdefault(each.duplicate_of, []).append(each.name)
-    for first, others in groups.items():
+    # under another config.json, too
+    owners = duplicates({each.name: each.weights_sha256 for each in plan if each.weights_sha256})
+    for first in dict.fromkeys(owners.values()):
+        others = [name for name, owner in owners.items() if owner == first]
         print(f"same weights: {', '.join([first, *others])}")
     parts = shared_files(
         {each.name: each.contents.digests for each in plan if each.contents is not None}
@@ -218,8 +217,5 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     failed = {each.name: each.error for each in plan if each.error}
     for name, error in failed.items():
         print(f"not read: {name}: {error}")
-    print(
-        f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an "
-        f"earlier one"
-    )
-    return 1 if groups or parts else 3 if failed else 0
+    print(f"{len(plan)} checkpoints, {len(owners)} of them with the weights of an earlier one")
+    return 1 if owners or parts else 3 if failed else 0

@@ -178,14 +178,14 @@ def prepare_texts(
                     f"{model_name} has {fitted.length} positions: seq_len is {fitted.length} in "
                     f"place of 512"
                 )
+            identity: Identity = ()
             if settings.tokens is not None:
-                texts[model_name] = _given_tokens(Path(settings.tokens).expanduser(), fitted)
+                make = partial(_given_tokens, Path(settings.tokens).expanduser(), fitted)
             else:
                 tokenizer, identity = find_tokenizer(checkpoints, settings, folder)
-                key = for_encoder, identity, fitted.length
-                if key not in prepared:
-                    prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
-                texts[model_name] = prepared[key]
+                make = partial(_tokenize, copy(cut), tokenizer, fitted, for_encoder, sha256)
+            key = for_encoder, identity, fitted.length
+            texts[model_name] = prepared[key] = prepared.get(key) or make()
             if model is not None:
                 require_fit(model, texts[model_name], fitted)
     return texts, lines
