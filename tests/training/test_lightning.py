@@ -1,5 +1,11 @@
 """GeometryMonitor in a real Lightning Trainer."""
 
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
 import pandas as pd
 import pytest
 import torch
@@ -89,3 +95,19 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
         *("step", "layer", "layer_index", "width", "metric", "value", "stderr")
     ]
     assert steps(held) == [0, 2, 4, 5]
+
+
+@pytest.mark.slow
+def test_fit_returns_from_the_processes_that_lightning_forks(tmp_path):
+    code = f"""if True:
+        from embedgeo import GeometryMonitor
+        from tests.training.runs import fit
+        run = fit({str(tmp_path)!r}, GeometryMonitor(), max_steps=1, strategy="ddp_fork", devices=2)
+        assert "geometry" not in str(run[1].callback_metrics)
+    """
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        assert process.wait(timeout=120) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers as hf
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
@@ -57,8 +58,11 @@ class Recorder(torch.optim.SGD):
         return loss
 
 
-class Remembers(nn.Module):
+class Remembers(LazyModuleMixin, nn.Module):
     """In which a forward pass leaves what it can, and whose output depends on all of it."""
+
+    def initialize_parameters(self, hidden):
+        """There are none: it is ready."""
 
     def __init__(self):
         super().__init__()

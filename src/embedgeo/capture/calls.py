@@ -25,7 +25,7 @@ from embedgeo.capture.torch_names import local_part, own_attributes, version
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 _MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
-_MADE_READY = FullyShardedDataParallel, DistributedDataParallel, LazyModuleMixin
+_SYNC = "require_forward_param_sync"  # of DDP: the next forward broadcasts the buffers of rank 0
 _TABLES = nn.Embedding, nn.EmbeddingBag
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # the ``forward`` inside of what watches it
@@ -219,8 +219,8 @@ def kept_state(model: nn.Module) -> Iterator[None]:
     """Puts back on exit what modules hold besides parameters and hooks: buffers, plain attributes,
     and the tensors, containers, generators and other modules in them.
 
-    Objects of other classes are left as they are. So are wrappers and lazy modules, which their
-    first pass makes ready.
+    Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
+    that are not made ready yet. Of DDP's the one attribute is put back that a pass changes.
     """
     undo: dict[int, Callable[[], object]] = {}
     found: list[Any] = [model]
@@ -282,7 +282,12 @@ def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
     put_back: Callable[[], object] | None = None
     if isinstance(value, nn.Module):
         found += value.children()
-        if not isinstance(value, _MADE_READY):
+        if isinstance(value, DistributedDataParallel):
+            put_back = partial(setattr, value, _SYNC, getattr(value, _SYNC))
+        elif not (
+            isinstance(value, FullyShardedDataParallel)
+            or (isinstance(value, LazyModuleMixin) and value.has_uninitialized_params())
+        ):
             found += value.buffers(recurse=False)  # of a scripted one, too
             found += (attributes := own_attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)

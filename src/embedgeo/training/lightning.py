@@ -20,6 +20,9 @@ from embedgeo.training.distributed import kept_sharded
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
 
+# of ddp_spawn and ddp_fork: sends callback_metrics by a pipe that is read once processes have ended
+_WITH_PIPE = "_MultiProcessingLauncher"
+
 
 class GeometryMonitor(Monitor, Callback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of training with
@@ -35,8 +38,9 @@ class GeometryMonitor(Monitor, Callback):
     Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
     mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and
     a text. All values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
-    layer_index, width, metric, value, stderr), in ``history``: with ``ddp_spawn`` in the processes
-    that train, not where ``fit`` is called.
+    layer_index, width, metric, value, stderr), in ``history``. With ``ddp_spawn``, ``ddp_fork`` and
+    ``ddp_notebook`` both are in the processes that train, until ``fit`` ends there, and not where
+    ``fit`` is called.
 
     A checkpoint does not hold the rows seen: a run resumed inside a window measures its remaining
     steps.
@@ -210,6 +214,9 @@ class GeometryMonitor(Monitor, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop()
+        if stage == "fit" and type(trainer.strategy.launcher).__name__ == _WITH_PIPE:
+            for tag in filter(self._is_own, [*trainer.callback_metrics]):
+                del trainer.callback_metrics[tag]
 
     def _is_last_due(self, step: int) -> bool:
         is_due = super()._is_last_due(step)
