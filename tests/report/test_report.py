@@ -187,9 +187,10 @@ def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) 
     fails(ZeroDivisionError("x"), "x")
     fails(OSError(ENOSPC, "No space left on device"), r"is not \(No space left on device\)")
     assert contents(tmp_path) == before
-    (tmp_path / "out" / "figures" / "old.png").touch()
-    report(plain, out=tmp_path / "out", metrics=["M"])
-    assert contents(tmp_path) == before
+    (tmp_path / "out" / "figures" / "mine.png").touch()
+    report(plain, out=tmp_path / "out", metrics=["Q"])
+    assert (tmp_path / "out" / "figures" / "mine.png").exists()
+    assert not [*(tmp_path / "out" / "figures").glob("M-*")]
 
 
 def bad_input(tmp_path: Path, plain: Path) -> dict[str, list[Path]]:

@@ -85,7 +85,7 @@ def write_report(
             out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
         )
         try:
-            with replacing_contents(out) as new, style():
+            with replacing_contents(out, "report") as new, style():
                 writer = FigureWriter(new / "figures")
                 plan = page_plan(runs, writer, references, layers, metrics)
                 drawn = progress.track(plan, description="Drawing figures")

@@ -107,22 +107,45 @@ def _is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def replacing_contents(out: Path) -> Iterator[Path]:
+def replacing_contents(out: Path, command: str) -> Iterator[Path]:
     """A temporary folder in ``out`` whose entries take the place of those of the same names at the
     end, all or none.
+
+    ``embedgeo-COMMAND.json`` lists the files. Others that are in the folders of an earlier result
+    stay there.
     """
     is_new = not out.exists()
     new = temporary_path(out / "new")
+    marker = _marker(out, command)
     try:
         remove_leftovers(out)
         new.mkdir(parents=True)
         yield new
+        names = [path.name for path in new.iterdir()]
+        (new / marker.name).write_text(json.dumps(_digests(new, names), indent=0), encoding="utf-8")
+        for name in _digests(out, names).keys() - _listed(marker).keys():
+            if not (new / name).exists():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(out / name, new / name)
         _exchange(new, out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         if is_new:
             with suppress(OSError):  # it holds the new contents
                 out.rmdir()
+
+
+def _marker(out: Path, command: str) -> Path:
+    return out / f"embedgeo-{command}.json"
+
+
+def _listed(marker: Path) -> dict[str, str]:
+    """The files that a command wrote, with their digests; none where it is not known."""
+    try:
+        found: dict[str, str] = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or a damaged one
+        return {}
+    return found
 
 
 def _exchange(new: Path, out: Path) -> None:
@@ -163,12 +186,10 @@ def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
     Raises:
         FileExistsError: the folder holds what no earlier run of the command wrote.
     """
-    marker = out / f"embedgeo-{command}.json"
+    marker = _marker(out, command)
     require_own(out, command, is_earlier=marker.exists())
     there = _digests(out, names)
-    earlier = dict[str, str]()
-    with suppress(OSError, ValueError):  # there is none, or a damaged one
-        earlier |= json.loads(marker.read_text(encoding="utf-8"))
+    earlier = _listed(marker)
     if foreign := [name for name, own in there.items() if earlier.get(name) != own]:
         raise FileExistsError(
             f"--out must be a folder in which the {command} replaces only what it wrote; in {out} "
