@@ -482,12 +482,7 @@ def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
 
 def _files(checkpoint: Checkpoint) -> Sequence[StoredFile]:
     """The files of a checkpoint that are no weights."""
-    if checkpoint.contents is not None:
-        return checkpoint.contents.others
-    if checkpoint.path is None:
-        return ()
-    paths = (checkpoint.path / name for name in TOKENIZER_FILES)
-    return [hashed_file(path) for path in paths if path.is_file()]
+    return checkpoint.contents.others if checkpoint.contents else ()
 
 
 def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:
