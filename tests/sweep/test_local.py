@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     TEXT,
@@ -29,13 +28,6 @@ def test_layouts_of_folders(tmp_path):
         (run / "logs").mkdir()
         assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
         assert [c.step for c in list_checkpoints(str(run / name.format(10)))] == [10]
-
-
-def test_duplicates_in_folders(tmp_path, capsys):
-    local_run(tmp_path / "run", steps=(1, 2))
-    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
-    assert check(str(tmp_path / "run")) == 1
-    assert "same weights: step1, step3" in capsys.readouterr().out
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):

@@ -33,7 +33,6 @@ from transformers import (
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from embedgeo.capture.structure import (
-    input_embedding,
     is_hugging_face,
     measured_model,
     num_positions,
@@ -480,11 +479,6 @@ def import_named(name: str) -> Any:
     finally:  # no library that is imported later is looked for there first
         sys.path.remove(folder)
         sys.path.append(folder)
-
-
-def num_token_types(model: nn.Module) -> int | None:
-    """Rows of the input embedding; None if the model has no embedding table."""
-    return getattr(input_embedding(model), "num_embeddings", None)
 
 
 def stated_positions(model: nn.Module) -> int | None:
