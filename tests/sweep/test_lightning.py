@@ -107,7 +107,6 @@ STATE = Forward().state_dict()
         ({"current_model_state": STATE}, "one model; it holds 2: state_dict, current_model_state"),
         ({"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}}, "2: .*callbacks EMA w"),
         ({"state_dict": {f"net.{k}": v for k, v in STATE.items()}}, "must hold the weights of the"),
-        ({"state_dict": {k: v.char() for k, v in STATE.items()}}, "of 16 bits or more"),
         ({"state_dict": {k: v.bool() for k, v in STATE.items()}}, "of 16 bits or more"),
     ],
 )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -273,10 +273,12 @@ def weight_types(path: Path) -> dict[str, str]:
     return {name: str(weight.dtype) for name, weight in stored.items()}
 
 
-def quantized(types: Mapping[str, str], whole: Collection[str]) -> str:
-    """The first weight of less than 16 bits or of whole numbers, with its type; empty if none is.
-    Its scale may be elsewhere. In the model, tensors of the names in ``whole`` are so, too.
+def quantized(types: Mapping[str, str], model: Any) -> str:
+    """The first weight of less than 16 bits, or of whole numbers which the model has not, with its
+    type; empty if none is. Its scale may be elsewhere.
     """
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    whole = [name for name, tensor in tensors if not tensor.is_floating_point()]
     for name, kind in types.items():
         if not (_FLOATS.search(kind) or UNUSED.search(name)) and not any(
             name.endswith(own) or own.endswith(name) for own in whole

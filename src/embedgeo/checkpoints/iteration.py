@@ -150,16 +150,11 @@ def find_checkpoints(
                 samples,
             )
         )
-    configs = {
-        each.name: each.contents.config_digest if each.contents else known[each.name].config
-        for each in found
-        if each.weights_sha256
-    }
     owners = duplicates(
         {
-            each.name: each.weights_sha256 + configs[each.name]
+            each.name: each.weights_sha256 + (each.contents.config_digest if each.contents else "")
             for each in found
-            if each.name in configs
+            if each.weights_sha256
         }
     )
     return [
@@ -205,9 +200,13 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
     try:
         # before the files are read: of what changes meanwhile it is out of date
         state = checkpoint.read_weights_state()
-        is_same = known is not None and is_local and state == known.state
-        if known is not None and is_same and checkpoint.config_digest() == known.config:
-            return replace(checkpoint, weights_sha256=known.sha256, weights_state=state)
+        if known is not None and is_local and state == known.state:
+            contents = checkpoint.read_contents(with_hashes=False)
+            if contents.config_digest == known.config:
+                sha256 = known.sha256
+                return replace(
+                    checkpoint, contents=contents, weights_sha256=sha256, weights_state=state
+                )
         contents = checkpoint.read_contents(with_hashes=known is not None)
     except Exception as error:
         if known is not None and is_local:  # it is gone: what was measured stays

@@ -33,7 +33,6 @@ from transformers import (
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from embedgeo.capture.structure import (
-    input_embedding,
     is_hugging_face,
     measured_model,
     num_positions,
@@ -137,8 +136,13 @@ def is_encoder(config: PreTrainedConfig) -> bool:
 
 
 def _has_masked_head(config: PreTrainedConfig) -> bool:
-    in_code = getattr(config, "auto_map", None) or {}
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or "AutoModelForMaskedLM" in in_code
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or _is_in_code(
+        config, "AutoModelForMaskedLM"
+    )
+
+
+def _is_in_code(config: PreTrainedConfig, name: str) -> bool:
+    return name in (getattr(config, "auto_map", None) or ())
 
 
 def _names_causal_head(config: PreTrainedConfig) -> bool:
@@ -200,9 +204,8 @@ def _auto_class(config: PreTrainedConfig) -> Any:
         )
     if (is_other := is_encoder(config)) and _has_masked_head(config):
         return AutoModelForMaskedLM
-    in_code = getattr(config, "auto_map", None) or {}
     if (not is_other or _names_causal_head(config)) and (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in in_code
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or _is_in_code(config, "AutoModelForCausalLM")
     ):
         return AutoModelForCausalLM
     is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
@@ -271,18 +274,12 @@ def _require_described(
         )
     announced = getattr(config, "quantization_config", None)
     if (announced and not AutoHfQuantizer.supports_quant_method(announced)) or (
-        not announced and (announced := quantized(types, whole_numbers(empty)))
+        not announced and (announced := quantized(types, empty))
     ):
         raise ValueError(
             "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
             f"got {announced}. Dequantize them."
         )
-
-
-def whole_numbers(model: nn.Module) -> list[str]:
-    """Names of what a model keeps as whole numbers, or as true and false."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    return [name for name, tensor in tensors if not tensor.is_floating_point()]
 
 
 def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str, str]) -> None:
@@ -369,8 +366,7 @@ def load_file(
     weights = _weights_of(model, stored, path.name)
     if is_lightning:  # whose keys a hook of the module may change
         weights = stored["state_dict"]
-    whole = whole_numbers(model)
-    if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}, whole):
+    if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}, model):
         raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
     different = sorted(weights.keys() ^ model.state_dict().keys())
     try:
@@ -483,11 +479,6 @@ def import_named(name: str) -> Any:
     finally:  # no library that is imported later is looked for there first
         sys.path.remove(folder)
         sys.path.append(folder)
-
-
-def num_token_types(model: nn.Module) -> int | None:
-    """Rows of the input embedding; None if the model has no embedding table."""
-    return getattr(input_embedding(model), "num_embeddings", None)
 
 
 def stated_positions(model: nn.Module) -> int | None:

@@ -264,12 +264,6 @@ class Checkpoint:
         stats = {path.name: path.stat() for path in local_files(self.path)[0]}
         return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
-    def config_digest(self) -> str:
-        """`Contents.config_digest` of a local checkpoint, without reading the weights."""
-        if self.path is None or self.path.is_file():
-            return ""
-        return hashed_file(self.path / "config.json").digest
-
 
 def local_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The weights of a local checkpoint, and the other files that are needed."""

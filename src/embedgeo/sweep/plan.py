@@ -26,13 +26,15 @@ class SweepPlan(NamedTuple):
 
     def for_texts(self, texts: Mapping[str, Any]) -> "SweepPlan":
         """The plan where what is measured on another text, by model, is no duplicate."""
-        models = {each.name: each.model for each in self.checkpoints}
-
-        def own(each: Checkpoint) -> Checkpoint:
-            is_same = texts.get(each.model) is texts.get(models[each.original])
-            return each if is_same else replace(each, duplicate_of=None)
-
-        return SweepPlan([*map(own, self.checkpoints)], [*map(own, self.pending)], self.replaced)
+        own = {each.name: texts.get(each.model) for each in self.checkpoints}
+        checkpoints, pending = (
+            [
+                each if own[each.name] is own[each.original] else replace(each, duplicate_of=None)
+                for each in part
+            ]
+            for part in self[:2]
+        )
+        return SweepPlan(checkpoints, pending, self.replaced)
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import measured_model
+from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.iteration import require_model_class
@@ -152,7 +152,9 @@ def prepare_texts(
     documents: Documents, plan: Sequence[Checkpoint], settings: SweepSettings
 ) -> tuple[dict[str, ProbeText], list[str]]:
     """The text of each model, which it fits; and sentences about models of fewer positions."""
-    models = by_model(plan)
+    models: dict[str, list[Checkpoint]] = {}
+    for checkpoint in plan:
+        models.setdefault(checkpoint.model, []).append(checkpoint)
     require_model_class(plan, settings.model_class)
     cut = cut_texts(
         documents,
@@ -211,14 +213,6 @@ def _too_long(most: int, settings: SweepSettings) -> ValueError:
         f"seq_len must be at most the model's {most} positions; got {settings.length}. Give "
         f"--seq-len {most}."
     )
-
-
-def by_model(plan: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
-    """The checkpoints of a plan by `Checkpoint.model`."""
-    models: dict[str, list[Checkpoint]] = {}
-    for checkpoint in plan:
-        models.setdefault(checkpoint.model, []).append(checkpoint)
-    return models
 
 
 def _first_model(
@@ -398,7 +392,7 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     """Raise ValueError unless a model has an embedding of every token."""
-    known = loading.num_token_types(model)
+    known = getattr(input_embedding(model), "num_embeddings", None)
     if known is not None and int(token_ids.max()) >= known:
         raise ValueError(
             f"tokenizer must give ids below the {known} that the model embeds; it gives "
@@ -482,12 +476,7 @@ def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
 
 def _files(checkpoint: Checkpoint) -> Sequence[StoredFile]:
     """The files of a checkpoint that are no weights."""
-    if checkpoint.contents is not None:
-        return checkpoint.contents.others
-    if checkpoint.path is None:
-        return ()
-    paths = (checkpoint.path / name for name in TOKENIZER_FILES)
-    return [hashed_file(path) for path in paths if path.is_file()]
+    return checkpoint.contents.others if checkpoint.contents else ()
 
 
 def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:
