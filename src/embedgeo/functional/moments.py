@@ -272,14 +272,11 @@ class Moments(PooledState):
 
 def row_moments(x: Tensor) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
-    whole: Moments | None = None
-    for chunk in row_chunks(x):
-        part = _chunk_moments(x[chunk])
-        whole = part if whole is None else whole.merge(part)
-    if whole is None:
-        none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
-        return Moments.empty(x.shape[1]).map(lambda state: state.to(none))
-    return whole
+    parts = [_chunk_moments(x[chunk]) for chunk in row_chunks(x)]
+    if parts:
+        return reduce(Moments.merge, parts)
+    none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
+    return Moments.empty(x.shape[1]).map(lambda state: state.to(none))
 
 
 def _chunk_moments(x: Tensor) -> Moments:

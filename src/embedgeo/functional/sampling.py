@@ -139,8 +139,9 @@ class Sample(State):
         """The sample of a stream that goes on with the rows of another one, which are counted from
         0 there.
 
-        Where the other sample has left out no row, its rows get the keys that they have in the
-        whole stream. Otherwise they keep their keys, which must be those of another seed.
+        Where the other sample has left out no row, and neither is of one stream of several, its
+        rows get the keys that they have in the whole stream. Otherwise they keep their keys, which
+        must be those of another seed.
 
         Raises:
             ValueError: it has left out rows, and the keys of both are those of one seed.
@@ -148,40 +149,18 @@ class Sample(State):
         batches = torch.cat((self.batches, other.batches))
         if not int(self.seen) or not int(other.seen):
             return replace(self._with(other), batches=batches)
-        sizes = other.batches & _IN_STREAM if len(other.batches) else other.seen[None]
-        streams = other.positions >> _STREAM_BITS
-        is_one_stream = bool((streams == streams[:1]).all()) and bool(sizes.sum() == other.seen)
         keys = other.keys
-        if is_one_stream and bool(other._is_whole().all()):
-            keys = self._keys_after(other, sizes)
+        if not len(batches) and bool(other._is_whole()):
+            keys = _keys(self.seen + other.positions, self.seed)
         elif bool(torch.isin(keys, self.keys).any()):
             raise ValueError(
-                f"samples of one seed cannot be merged once one has left out rows, for they draw "
-                f"by the same keys; the one to be merged has seen {int(other.seen)} rows and has "
+                "samples of one seed cannot be merged once one has left out rows or is of one of "
+                "several ranks, for they draw by the same keys; the one to be merged has seen "
+                f"{int(other.seen)} rows and has "
                 f"{len(keys)} of them. Give them different seeds."
             )
         shifted = replace(other, keys=keys, positions=other.positions + int(self.seen))
         return replace(self._with(shifted), batches=batches)
-
-    def _keys_after(self, other: "Sample", sizes: Tensor) -> Tensor:
-        """Keys of all rows of another stream in batches of these sizes, which follow the rows of
-        this one.
-        """
-        num_streams = int(other.batches[0] >> _STREAM_BITS) if len(other.batches) else 1
-        stream = int(other.positions[0] >> _STREAM_BITS) if len(other.positions) else 0
-        batches, seen = self.batches, self.seen
-        numbers = list[Tensor]()
-        for size in sizes:
-            if num_streams > 1:
-                batches = torch.cat((batches, (num_streams << _STREAM_BITS) + size[None]))
-            sample = replace(self, seen=seen)
-            numbers.append(torch.as_tensor(sample._next_number(batches, stream, num_streams)))
-            seen = seen + size
-        ends = sizes.cumsum(0)
-        offsets = torch.stack(numbers) - ends + sizes
-        places = other.positions & _IN_STREAM
-        batch = torch.searchsorted(ends, places, right=True)
-        return _keys(offsets[batch] + places, self.seed)
 
     def _is_whole(self) -> Tensor:
         """Whether no row of the streams was left out."""

@@ -91,9 +91,8 @@ class TokenTable(State):
             whole.n.index_copy_(0, at, n)
             whole.mean.index_copy_(0, at, mean)
             whole.m2.index_copy_(0, at, m2)
-        whole.sequences.index_add_(0, place, other.sequences)
-        whole.sequence_n2.index_add_(0, place, other.sequence_n2)
-        whole.sequence_m2.index_add_(0, place, other.sequence_m2)
+        for name in ("sequences", "sequence_n2", "sequence_m2"):
+            getattr(whole, name).index_add_(0, place, getattr(other, name))
         return whole
 
     def reduction(self, ranks: Ranks) -> "_UnitedTables":
@@ -304,31 +303,24 @@ class TypeRuns:
         device: torch.device,
     ) -> None:
         if sequence_ids is None:
-            order = token_ids.argsort(stable=True)
-        else:
-            by_sequence = sequence_ids.argsort(stable=True)
-            order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
+            sequence_ids = torch.arange(len(token_ids), device="cpu")
+        by_sequence = sequence_ids.argsort(stable=True)
+        order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
         self.token_ids, lengths = token_ids[order].unique_consecutive(return_counts=True)
         n = lengths.to(accumulator_dtype(device))
-        sequences = n
-        sequence_n2 = n
-        type_of_run = lengths[:0]
-        run_lengths = lengths[:0]
-        num_paired = torch.ones_like(order)  # rows of the type and sequence of each in this order
-        if sequence_ids is not None:
-            # another type or sequence than that of the row before
-            is_other = torch.ones_like(order, dtype=torch.bool)
-            is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
-            first = is_other.nonzero().flatten()
-            sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
-            type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
-            sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
-            sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
-            num_paired = sizes.repeat_interleave(sizes)
-            is_run = sizes > 1
-            run_lengths = sizes[is_run]
-            type_of_run = type_of_run[is_run]
-        paired = order[num_paired > 1]
+        # another type or sequence than that of the row before
+        is_other = torch.ones_like(order, dtype=torch.bool)
+        is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
+        first = is_other.nonzero().flatten()
+        sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
+        type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
+        sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
+        sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+        # rows of the type and sequence of each in this order
+        paired = order[sizes.repeat_interleave(sizes) > 1]
+        is_run = sizes > 1
+        run_lengths = sizes[is_run]
+        type_of_run = type_of_run[is_run]
         self._device = device
         self._order = torch.cat((order, paired))
         self._lengths = torch.cat((lengths, run_lengths))

@@ -145,7 +145,7 @@ class GeometryMetric(Metric):
     num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if type(dim) is not int or dim < 1:
             raise ValueError(
                 f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
             )
