@@ -163,13 +163,6 @@ def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
     torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("n", [100, 600])
-def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
-    labels = RowLabels(torch.randperm(n, generator=generator()), None)
-    found = labelled_dimensions(gaussian(n, 12), labels)
-    assert found.between.dimension == pytest.approx(found.every.dimension, rel=1e-9)
-
-
 def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
     x = gaussian(1500, 4)
     x[7] = x[1400]  # copies, one of which is among the first

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
@@ -170,28 +169,6 @@ def test_places_are_those_of_the_neighbours_among_some_rows(n):
             places = expected.gather(1, nearest.places)
             torch.testing.assert_close(nearest.distances, places, rtol=1e-6, atol=0)
             torch.testing.assert_close(places, smallest(expected, 3), rtol=1e-6, atol=0)
-
-
-@given(
-    n=st.integers(500, 560),
-    dim=st.integers(1, 6),
-    spread=st.integers(1, 40),
-    exponent=st.integers(-60, 60),
-    seed=st.integers(0, 2**32),
-)
-@settings(max_examples=8)
-def test_neither_order_nor_unit_nor_turns_nor_an_offset_matter(n, dim, spread, exponent, seed):
-    """Of rows of small integers, of which many are equal or equally far."""
-    draws = generator(seed)
-    x = torch.randint(-spread, spread + 1, (n, dim), generator=draws).double()
-    expected = nearest_distances(x, 4)
-    order = torch.randperm(n, generator=draws)
-    close = {"rtol": 1e-6, "atol": 0}
-    torch.testing.assert_close(nearest_distances(x[order], 4), expected[order], **close)
-    scaled = nearest_distances((x * 2.0**exponent).float(), 4)
-    torch.testing.assert_close(scaled, expected * 2.0**exponent, **close)
-    other = 3 - x.flip(1)
-    torch.testing.assert_close(nearest_distances(other, 4), expected, **close)
 
 
 def test_squares_that_are_flushed_to_zero():

@@ -1,33 +1,22 @@
 """A metric from outside the package, in one file: how many coordinates are positive."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Parts, Pooling
+from embedgeo.functional.moments import PooledState
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 
 
-class SignSums(NamedTuple):
+@dataclass(eq=False)
+class SignSums(PooledState):
     """Number of rows, and of those that are positive at each coordinate."""
 
     n: Tensor
     positive: Tensor
-
-    def merge(self, other):
-        return SignSums(self.n + other.n, self.positive + other.positive)
-
-    def reduction(self, ranks):
-        return Pooling(self)
-
-    def parts(self):
-        return Parts(self.n, added=(self.positive,))
-
-    def with_parts(self, parts):
-        return SignSums(parts.n, *parts.added)
 
 
 class PositiveShare(GeometryMetric):

@@ -1,7 +1,5 @@
 """Outlier coordinates and massive activations, against loops over rows and scipy's kurtosis."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from embedgeo.metrics import (
     OutlierCoordinates,
 )
 from tests import references
-from tests.data import assert_values, floats, gaussian
+from tests.data import assert_values, gaussian
 
 DIM = 6
 
@@ -78,20 +76,6 @@ def test_the_first_row_is_the_first_that_counts():
     metric = OutlierCoordinates(DIM)
     metric.update(x, mask=mask)
     assert_values(metric.compute(), references.outliers(x[counted], is_first[counted]), rtol=1e-9)
-
-
-@pytest.mark.parametrize("rows", [0, 1])
-def test_what_too_few_rows_leave_undefined_is_nan(rows):
-    metric = OutlierCoordinates(3)
-    metric.update(torch.ones(rows, 4, 3)[:, :1])
-    values = floats(metric.compute())
-    keys = ("max_abs", "massive_fraction", "massive_fraction_100x", "massive_fraction_1000x")
-    defined = {key + suffix for key in keys for suffix in ("", "_first")} if rows else set()
-    assert {key for key, value in values.items() if not math.isnan(value)} == defined
-    table = metric.coordinates()
-    assert table["mean"].isnan().all() == (rows == 0)
-    assert table["share_of_V"].isnan().all()
-    assert len(metric.largest_coordinates()["coordinate"]) == 3 * rows
 
 
 @pytest.mark.parametrize(("mean", "is_merged"), [(0.0, False), (1000.0, False), (1000.0, True)])

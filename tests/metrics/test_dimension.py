@@ -5,11 +5,8 @@ import skdim.id
 import torch
 
 from embedgeo.functional import (
-    RowLabels,
     gride_dimensions,
-    labelled_dimensions,
     merge_duplicates,
-    twonn_dimension,
 )
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
@@ -41,38 +38,6 @@ def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
         "n_points": 400.0,
     }
     assert_values(values, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ["twonn", skdim.id.lPCA()])
-def test_near_copies_count_as_duplicates(estimator):
-    x = gaussian(400, 10)
-    x = torch.cat((x, x[:100] * (1 + 3e-7 * gaussian(100, 10, seed=1))))
-    values, alone = (
-        updated(IntrinsicDimension(10, estimator=estimator), rows).compute()
-        for rows in (x, x[:400])
-    )
-    expected = {
-        "intrinsic_dimension": alone["intrinsic_dimension"],
-        "duplicate_fraction": 0.2,
-        "n_points": 400.0,
-    }
-    assert_values(values, expected, rtol=1e-5)
-    exact = updated(IntrinsicDimension(10, estimator=estimator, duplicate_tolerance=0), x).compute()
-    assert_values(exact, {"duplicate_fraction": 0.0, "n_points": 500.0}, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{"discard_fraction": 0.8}, {"duplicate_tolerance": 0.1}])
-def test_options_are_those_of_the_function(options):
-    x = gaussian(300, 5)
-    metric = updated(IntrinsicDimension(5, **options), x)
-    values = metric.compute()
-    # of near copies one is taken, which depends on the rows' order
-    found = labelled_dimensions(x[metric.keys.argsort()], RowLabels(None, None), **options)
-    assert values["intrinsic_dimension"] == found.every.dimension
-    assert values["n_points"] == twonn_dimension(x, **options).num_points
-    by_function = pytest.approx(twonn_dimension(x, **options).dimension, rel=5e-3)
-    assert values["intrinsic_dimension"] == by_function
-    assert twonn_dimension(x).dimension != by_function
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])

@@ -76,15 +76,6 @@ def only_rank_0_has_token_ids(rank):
     ]
 
 
-def table_on(rank):
-    x, ids = rows()
-    metric = updated(TokenMoments(DIM), x[rank::2], ids[rank::2])
-    local = metric.table()
-    with metric.sync_context():
-        pooled = metric.table()
-    return {"before": local, "synced": pooled, "after": metric.table()}
-
-
 def texts_on(rank):
     """Whole sequences on each rank; those of the second type of share on one rank alone."""
     x, ids, sequences = texts(N, DIM, mean=100.0)
@@ -123,7 +114,6 @@ def everything_on(rank):
     jobs = (
         values_on,
         only_rank_0_has_token_ids,
-        table_on,
         texts_on,
         collectives_on,
     )
@@ -234,16 +224,6 @@ def test_what_needs_token_ids_is_undefined_where_one_rank_has_none(ranks):
                 {key: v for key, v in values.items() if key.startswith(("V_W", "V_B", "token_"))}
             )
             assert "V_W_over_V_unbiased" in values
-
-
-def test_table_is_that_of_all_ranks_within_sync_context(ranks):
-    x, ids = rows()
-    whole = updated(TokenMoments(DIM), x, ids).table()
-    for rank, result in enumerate(ranks):
-        local = updated(TokenMoments(DIM), x[rank::2], ids[rank::2]).table()
-        for name, expected in {"before": local, "synced": whole, "after": local}.items():
-            for key, column in expected.items():
-                torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
 
 
 def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):

@@ -15,6 +15,7 @@ from embedgeo.functional.jackknife import deviations
 from research.simulations import Corpus, observe_rows
 from research.standard_errors import DIMENSIONS, coverage
 from tests import references
+from tests.data import assert_values, texts, updated
 
 CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)
@@ -55,64 +56,43 @@ def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], d
 def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]:
     """By the definition: the metric of all rows, and of the rows of all groups but one."""
 
-    def values(left_out: int | None) -> tuple[dict[str, Tensor], int]:
-        made, count = metric(6, **options), 0
+    def made(left_out: int | None) -> tuple[Metric, int]:
+        of_rows, count = metric(6, **options), 0
         for b, (x, ids, sequences) in enumerate(batches()):
             groups = (b * len(x) + sequences) % num_groups
             mask = lengths_mask(ids) & (groups != left_out)
             count += int((lengths_mask(ids) & (groups == left_out)).sum())
-            made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
-        of_types = {**over_types(left_out), **context(left_out)} if metric is TokenMoments else {}
-        return made.compute() | of_types, count
+            of_rows.update(x[mask], ids[mask], sequence_ids=sequences[mask])
+        return of_rows, count
 
-    def context(left_out: int | None) -> dict[str, Tensor]:
-        """The split of V_W, types standing for those that are in as many sequences of all rows."""
-        parts = [
-            (
-                x[mask],
-                ids[mask],
-                1000 * b + sequences[mask],
-                (b * len(x) + sequences[mask]) % num_groups,
-            )
-            for b, (x, ids, sequences) in enumerate(batches())
-            for mask in [lengths_mask(ids)]
-        ]
-        x, ids, sequences, groups = (torch.cat(each) for each in zip(*parts, strict=True))
-        seen_in = {int(t): len(sequences[ids == t].unique()) for t in ids.unique()}
-        left = (
-            groups != left_out
-            if left_out is not None
-            else torch.ones_like(groups, dtype=torch.bool)
-        )
-        x, ids, sequences = x[left], ids[left], sequences[left]
-        kept = torch.from_numpy(
-            references.in_count_range(ids, options.get("count_range", (1, 10**9)))
-        )
-        found = references.context_values(x[kept], ids[kept], sequences[kept], seen_in)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()}
-
-    def over_types(left_out: int | None) -> dict[str, Tensor]:
-        """The values over the token types in the range of counts, counted in all rows."""
-        ids_seen = torch.cat([ids[lengths_mask(ids)] for _, ids, _ in batches()])
-        counts = ids_seen.bincount()
-        in_range = (counts >= RANGE[0]) & (counts <= RANGE[1])
-        made = TokenMoments(6, regression_count_range=(1, 10**9))
-        for b, (x, ids, sequences) in enumerate(batches()):
-            mask = (
-                lengths_mask(ids)
-                & ((b * len(x) + sequences) % num_groups != left_out)
-                & in_range[ids]
-            )
-            made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
-        return {key: value for key, value in made.compute().items() if key in OVER_TYPES}
-
-    whole, _ = values(None)
-    without = [values(group) for group in range(num_groups)]
-    sizes = torch.tensor([count for _, count in without])
+    whole, _ = made(None)
+    without, sizes = zip(*(made(group) for group in range(num_groups)), strict=True)
+    for each in without:
+        each.hold(whole)
+    left_out = [each.compute() for each in without]
     return {
-        key: deviations(whole[key], torch.stack([each[key] for each, _ in without]), sizes).norm()
-        for key in whole
+        key: deviations(
+            value, torch.stack([each[key] for each in left_out]), torch.tensor(sizes)
+        ).norm()
+        for key, value in whole.compute().items()
     }
+
+
+def test_types_without_a_group_are_looked_at_as_among_all_rows() -> None:
+    """Those that are regressed are as frequent there, and those alike in as many sequences."""
+    x, ids, sequences = texts(600, 6)
+    kept = sequences > sequences.median()
+    whole, some = (TokenMoments(6, regression_count_range=RANGE) for _ in range(2))
+    whole.update(x, ids, sequence_ids=sequences)
+    some.update(x[kept], ids[kept], sequence_ids=sequences[kept])
+    some.hold(whole)
+    regressed = kept & torch.from_numpy(references.in_count_range(ids, RANGE))
+    every = TokenMoments(6, regression_count_range=(1, 10**9))
+    lines = updated(every, x[regressed], ids[regressed]).compute()
+    seen_in = {int(t): len(sequences[ids == t].unique()) for t in ids.unique()}
+    expected = references.context_values(x[kept], ids[kept], sequences[kept], seen_in)
+    expected |= {key: lines[key] for key in OVER_TYPES}
+    assert_values(some.compute(), expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize("num_groups", [2, 5])

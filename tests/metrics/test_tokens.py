@@ -13,7 +13,7 @@ from embedgeo.metrics import (
     EmbeddingMoments,
     TokenMoments,
 )
-from research.within_token_variance import bursts, independent, nested, shares, text_share
+from research.within_token_variance import bursts, nested, shares, text_share
 from tests import references
 from tests.data import (
     assert_values,
@@ -116,13 +116,6 @@ def mean_share(samples):
         metric.update(x, token_ids, sequence_ids=sequence_ids)
         values.append(metric.compute()["V_W_over_V_unbiased"].item())
     return sum(values) / len(values)
-
-
-@pytest.mark.parametrize(("n", "exponent", "tolerance"), [(2_048, -0.1, 0.04), (8_192, 0.2, 0.02)])
-def test_it_is_found_where_variances_go_with_frequency(n, exponent, tolerance):
-    assert mean_share(independent(n, exponent, seed) for seed in SEEDS[:4]) == pytest.approx(
-        0.6, abs=tolerance
-    )
 
 
 def test_it_is_found_where_occurrences_in_one_sequence_are_alike():

@@ -5,25 +5,13 @@ CPU.
 import pytest
 import torch
 
-from embedgeo import EmbeddingMoments, observe
 from embedgeo.functional import precision
 from tests.data import KINDS, floats, new_metric, token_rows, updated
-from tests.models import gpt_neox, token_batch
 
 CLOSE = 1e-5
 """Relative (a slope or R² near zero: 5e-6), however many rows and updates there are, also at a mean
 of 1000 σ.
 """
-
-
-def has_mps():
-    """Tell if there is an MPS device that holds a tensor: those of GitHub's machines have no
-    memory.
-    """
-    try:
-        return torch.backends.mps.is_available() and torch.ones(1, device="mps").item() == 1
-    except RuntimeError:
-        return False
 
 
 @pytest.mark.slow
@@ -39,28 +27,3 @@ def test_values_are_those_of_float64(kind, monkeypatch):
     assert "IntrinsicDimension" in kind or any(state.dtype == torch.float64 for state in states)
     for key, value in floats(metric.compute()).items():
         assert value == pytest.approx(expected[key], rel=CLOSE, abs=5e-6, nan_ok=True), key
-
-
-@pytest.mark.skipif(not has_mps(), reason="needs MPS, of a Mac")
-def test_a_model_on_mps_has_the_numbers_of_the_cpu():
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
-
-    def records(device):
-        with (
-            observe(model.to(device), metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry,
-            torch.no_grad(),
-        ):
-            for seed in range(2):
-                model(
-                    **{
-                        name: each.to(device)
-                        for name, each in token_batch(16, 12, seed=seed).items()
-                    }
-                )
-        return geometry.records()
-
-    expected = records("cpu")
-    for got, want in zip(records("mps"), expected, strict=True):
-        assert (got["layer"], got["metric"]) == (want["layer"], want["metric"])
-        assert got["value"] == pytest.approx(want["value"], rel=1e-3, abs=1e-6, nan_ok=True), want

@@ -5,16 +5,13 @@ for the share of the mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive
 for those of first positions.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
-    Parts,
-    Pooling,
-    pool,
+    PooledState,
     ratio,
     row_chunks,
     without_rounding,
@@ -29,7 +26,8 @@ _MASSIVE = 100.0
 _TIMES = (100.0, 1000.0)  # the median: over 1000 times that, and over 100, is massive
 
 
-class CoordinateMoments(NamedTuple):
+@dataclass(eq=False)
+class CoordinateMoments(PooledState):
     """Power moments of each coordinate, and massive activations; of first positions and of the rest
     apart.
 
@@ -56,6 +54,9 @@ class CoordinateMoments(NamedTuple):
     massive: Tensor
     direction_sum: Tensor
 
+    powers = (("mean", "m2", "m3", "m4"),)
+    largest = ("max_abs",)
+
     @classmethod
     def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
         """The moments of no rows."""
@@ -63,31 +64,13 @@ class CoordinateMoments(NamedTuple):
         row = n.new_zeros(2, dim)
         return cls(n, row, row, row, row, row, n.new_zeros(2, 3), row)
 
-    def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
-        """The moments of the rows of both."""
-        return self.with_parts(pool([self.parts(), other.parts()]))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool their moments."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The moments."""
-        added, largest = (self.massive, self.direction_sum), (self.max_abs,)
-        return Parts(self.n, (self.mean,), ((self.m2, self.m3, self.m4),), added, largest)
-
-    def with_parts(self, parts: Parts) -> "CoordinateMoments":
-        """These moments."""
-        powers, largest = parts.powers[0], parts.largest
-        return CoordinateMoments(parts.n, *parts.means, *powers, *largest, *parts.added)
-
     def pooled(self) -> "CoordinateMoments":
         """The moments of the rows of both groups together, without the leading axis."""
         return self.of_group(0).merge(self.of_group(1))
 
     def of_group(self, group: int) -> "CoordinateMoments":
         """The moments of first positions (0) or of the rest (1), without the leading axis."""
-        return CoordinateMoments(*(each[group] for each in self))
+        return self.map(lambda each: each[group])
 
 
 def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMoments:
@@ -103,8 +86,9 @@ def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMome
         rows = x[chunk].to(accumulator_dtype(x.device))
         first = rows.new_ones(len(rows), dtype=torch.bool)
         first = first if is_first is None else is_first[chunk].to(x.device)
-        groups = [_group_moments(rows[of], x.dtype) for of in (first, ~first)]
-        found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
+        groups = [_group_moments(rows[of], x.dtype).tensors() for of in (first, ~first)]
+        stacked = {name: torch.stack([group[name] for group in groups]) for name in groups[0]}
+        found = found.merge(CoordinateMoments(**stacked))
     return found
 
 

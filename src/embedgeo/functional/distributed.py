@@ -6,14 +6,16 @@ that they need few collectives however many these are.
 
 import json
 import pickle
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -79,34 +81,36 @@ class Reduction(Protocol):
         """The state of the rows of all ranks."""
 
 
-class State(Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
+@dataclass(eq=False)
+class State(ABC):
+    """State of the rows seen: a dataclass of tensors, and of settings, that merges itself.
 
-    A metric holds tensors of integers on the CPU, and the others where the rows are. A state that
-    grows with the rows is a `GrowingState`.
+    A metric holds tensors of integers on the CPU, and the others where the rows are.
     """
 
+    @abstractmethod
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``, which have been counted
         from 0.
         """
 
+    @abstractmethod
     def reduction(self, ranks: Ranks) -> Reduction:
         """The way to the state of the rows of all ranks, which have shared no sequence."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-@runtime_checkable
-class GrowingState(State, Protocol):
-    """A state that takes more memory once it has seen rows."""
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes of the state, given that of no rows, of so many rows, in float32 or less, and so
         many token types.
         """
+        return sum(each.nbytes for each in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Tensor)}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The state with all of its tensors changed."""
+        return replace(self, **{name: change(each) for name, each in self.tensors().items()})
 
 
 S = TypeVar("S", bound=State)
@@ -405,7 +409,7 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
 
 def _apart(tensor: Tensor, state: State) -> Tensor:
     """The tensor, or a copy where to overwrite it would change the state."""
-    held = {each.untyped_storage().data_ptr() for each in state if isinstance(each, Tensor)}
+    held = {each.untyped_storage().data_ptr() for each in state.tensors().values()}
     tensor = tensor.detach()
     if tensor.is_contiguous() and tensor.untyped_storage().data_ptr() not in held:
         return tensor

@@ -1,17 +1,14 @@
 """Groups of rows among all rows: massive ones, and the first one of each sequence."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
     Moments,
-    Parts,
-    Pooling,
+    PooledState,
     mean_of,
-    pool,
     powers_about,
     ratio,
 )
@@ -19,7 +16,8 @@ from embedgeo.functional.precision import accumulator_dtype, sent
 from embedgeo.functional.rows import RowIds, Rows
 
 
-class RowGroup(NamedTuple):
+@dataclass(eq=False)
+class RowGroup(PooledState):
     """Moments of a group of rows.
 
     Attributes:
@@ -34,28 +32,14 @@ class RowGroup(NamedTuple):
     m2: Tensor
     num_first: Tensor
 
+    powers = (("mean", "m2"),)
+
     @classmethod
     def empty(cls, dim: int) -> "RowGroup":
         """The group of no rows."""
         zero = torch.zeros((), dtype=torch.float64)
         row = zero.new_zeros(dim)
         return cls(zero, row, row, zero)
-
-    def merge(self, other: "RowGroup") -> "RowGroup":
-        """The group of the rows of both."""
-        return self.with_parts(pool([self.parts(), other.parts()]))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool their moments."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The moments."""
-        return Parts(self.n, (self.mean,), ((self.m2,),), (self.num_first,))
-
-    def with_parts(self, parts: Parts) -> "RowGroup":
-        """The group of these moments."""
-        return RowGroup(parts.n, *parts.means, *parts.powers[0], *parts.added)
 
     def share_of_variance(self, mean: Tensor, m2: Tensor) -> Tensor:
         """Share of the squared deviations of all rows, ``m2``, shape (d,), about their ``mean``,

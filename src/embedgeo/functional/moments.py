@@ -5,13 +5,14 @@ All sums of squares are of differences from a mean, so that no two large numbers
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks, Tensors
+from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -96,14 +97,51 @@ def pool(every: Sequence[Parts]) -> Parts:
     )
 
 
-class PooledState(Protocol):
-    """A state that is moments of rows."""
+@dataclass(eq=False)
+class PooledState(State):
+    """A state that is moments of rows: what `Parts` have, of which numbers of rows come first.
+
+    What is neither named in ``powers`` nor in ``largest`` is summed. Integers are pooled in
+    float64.
+    """
+
+    powers: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Names of each mean and of the powers of the deviations from it."""
+
+    largest: ClassVar[tuple[str, ...]] = ()
+    """Names of what the elementwise maximum is taken of."""
+
+    def merge(self, other: Self) -> Self:
+        """The moments of the rows of both."""
+        return self.with_parts(pool([self.parts(), other.parts()]))
+
+    def reduction(self, ranks: Ranks) -> "Pooling":
+        """Ranks pool their moments."""
+        return Pooling(self)
 
     def parts(self) -> Parts:
         """The moments."""
+        tensors = {
+            name: each if each.is_floating_point() else each.double()
+            for name, each in self.tensors().items()
+        }
+        means = tuple(tensors.pop(mean) for mean, *_ in self.powers)
+        powers = tuple(tuple(map(tensors.pop, names)) for _, *names in self.powers)
+        largest = tuple(map(tensors.pop, self.largest))
+        n, *added = tensors.values()
+        return Parts(n, means, powers, tuple(added), largest)
 
-    def with_parts(self, parts: Parts) -> Any:
+    def with_parts(self, parts: Parts) -> Self:
         """The state with these moments."""
+        of_means = zip(parts.means, parts.powers, strict=True)
+        named = dict(zip(self.largest, parts.largest, strict=True))
+        for names, (mean, powers) in zip(self.powers, of_means, strict=True):
+            named |= zip(names, (mean, *powers), strict=True)
+        added = [name for name in self.tensors() if name not in named]
+        named |= zip(added, (parts.n, *parts.added), strict=True)
+        return replace(
+            self, **{name: each.to(getattr(self, name).dtype) for name, each in named.items()}
+        )
 
 
 class Pooling:
@@ -197,7 +235,8 @@ def column(n: Tensor, like: Tensor) -> Tensor:
     return n.reshape(n.shape + (1,) * (like.ndim - n.ndim))
 
 
-class Moments(NamedTuple):
+@dataclass(eq=False)
+class Moments(PooledState):
     """Moments of some rows.
 
     Attributes:
@@ -220,6 +259,9 @@ class Moments(NamedTuple):
     direction_n: Tensor
     direction_sum: Tensor
 
+    powers = ("mean", "m2"), ("norm_mean", "norm_m2")
+    largest = ("norm_max",)
+
     @classmethod
     def empty(cls, dim: int) -> "Moments":
         """The moments of no rows."""
@@ -227,40 +269,14 @@ class Moments(NamedTuple):
         row = scalar.new_zeros(dim)
         return cls(scalar, row, row, scalar, scalar, scalar, scalar, row)
 
-    def merge(self, other: "Moments") -> "Moments":
-        """The moments of the rows of both."""
-        return self.with_parts(pool([self.parts(), other.parts()]))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool their moments."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The moments of the rows, and of their norms."""
-        return Parts(
-            self.n,
-            (self.mean, self.norm_mean),
-            ((self.m2,), (self.norm_m2,)),
-            (self.direction_n, self.direction_sum),
-            (self.norm_max,),
-        )
-
-    def with_parts(self, parts: Parts) -> "Moments":
-        """These moments."""
-        (mean, norm_mean), ((m2,), (norm_m2,)) = parts.means, parts.powers
-        return Moments(parts.n, mean, m2, norm_mean, norm_m2, *parts.largest, *parts.added)
-
 
 def row_moments(x: Tensor) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
-    whole: Moments | None = None
-    for chunk in row_chunks(x):
-        part = _chunk_moments(x[chunk])
-        whole = part if whole is None else whole.merge(part)
-    if whole is None:
-        none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
-        return Moments(*(state.to(none) for state in Moments.empty(x.shape[1])))
-    return whole
+    parts = [_chunk_moments(x[chunk]) for chunk in row_chunks(x)]
+    if parts:
+        return reduce(Moments.merge, parts)
+    none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
+    return Moments.empty(x.shape[1]).map(lambda state: state.to(none))
 
 
 def _chunk_moments(x: Tensor) -> Moments:

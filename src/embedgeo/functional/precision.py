@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from timeit import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,6 @@ from torch import Tensor
 _MEASURED = (256, 512)  # rows, and their width, whose products tell what the processor is fast in
 _ROUNDS = 3  # of these products
 _LEAST_SQUARES = 2.0**-80  # beside such a sum of float32 it is nothing what squares underflow by
-
-Sums = TypeVar("Sums", bound=NamedTuple)
 
 
 def has_float64(device: torch.device) -> bool:
@@ -43,26 +41,12 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def to_state(sums: Sums) -> Sums:
-    """The sums over a batch on the device of the states, with the floating-point ones in
-    float64.
-    """
-    return type(sums)(*[_to_state(tensor) for tensor in sums])
-
-
-def _to_state(tensor: Any) -> Any:
+def to_state(tensor: Tensor) -> Tensor:
+    """Sums over a batch on the device of the states; those in floating point in float64."""
     if tensor.dtype == torch.float64:  # as most are, on a device that has it
         return tensor
     dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
     return tensor.to(state_device(tensor.device), dtype)
-
-
-def on_device(state: Sums, device: torch.device) -> Sums:
-    """A state with all of its tensors on a device: to be exchanged between ranks."""
-    fields = state._asdict().items()
-    return state._replace(
-        **{name: each.to(device) for name, each in fields if isinstance(each, Tensor)}
-    )
 
 
 @cache

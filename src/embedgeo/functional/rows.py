@@ -76,13 +76,12 @@ class RowIds:
 
     def select(self, places: Tensor) -> "RowIds":
         """The ids of only the rows at these places among the rows that count."""
-        return RowIds(
-            None if self.token_ids is None else self.token_ids[places],
-            None if self.sequence_ids is None else self.sequence_ids[places],
-            places if self.kept is None else self.kept[places],
-            self.batch,
-            None if self.groups is None else self.groups[places],
+        token_ids, sequence_ids, groups = (
+            None if each is None else each[places]
+            for each in (self.token_ids, self.sequence_ids, self.groups)
         )
+        kept = places if self.kept is None else self.kept[places]
+        return RowIds(token_ids, sequence_ids, kept, self.batch, groups)
 
     @cached_property
     def sequences(self) -> tuple[Tensor, int] | None:
@@ -303,25 +302,24 @@ class Rows:
             if math.isfinite(float(total)):  # one sum in the usual case
                 return cls(x, ids)
             return cls._finite(x, ids)[0]
-        norms = row_norms(x)
-        if largest is None:
-            limit = times * norms.median() if len(x) >= FEWEST_ROWS else total.new_tensor(math.inf)
-        else:
-            limit = total.new_tensor(largest)
-        is_massive = norms > limit
-        facts = torch.stack((total, is_massive.sum().to(total), limit.to(total)))
-        sum_of_all, num_massive, known = facts.tolist()  # the one wait
-        if math.isfinite(sum_of_all):
-            return cls(x, ids, largest=known, massive=is_massive if num_massive else None)
-        rows, counts = cls._finite(x, ids)
-        norms = norms[counts]
-        if largest is None:
-            is_known = len(norms) >= FEWEST_ROWS
-            rows.largest = times * float(norms.median()) if is_known else math.inf
-        else:
-            rows.largest = largest
-        is_massive = norms > rows.largest
-        rows.massive = is_massive if bool(is_massive.any()) else None
+
+        def limit(norms: Tensor) -> Tensor:
+            if largest is not None:
+                return total.new_tensor(largest)
+            return (
+                times * norms.median() if len(norms) >= FEWEST_ROWS else total.new_tensor(math.inf)
+            )
+
+        rows, norms = cls(x, ids), row_norms(x)
+        most = limit(norms)
+        facts = torch.stack((total, (norms > most).sum().to(total), most.to(total)))
+        sum_of_all, num_massive, rows.largest = facts.tolist()  # the one wait
+        if not math.isfinite(sum_of_all):
+            rows, counts = cls._finite(x, ids)
+            norms = norms[counts]
+            most = limit(norms)
+            num_massive, rows.largest = int((norms > most).sum()), float(most)
+        rows.massive = norms > most if num_massive else None
         return rows
 
     @classmethod

@@ -11,13 +11,14 @@ no other stream has. `Sample.reduction` knows all sizes; there a stream that has
 gives all of them their right keys.
 """
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks, Tensors
+from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import Rows
 
@@ -29,7 +30,8 @@ ONE_RANK = Ranks(0, 1)
 _COLUMNS = "rows", "keys", "labels", "positions"  # with an entry for each row of a sample
 
 
-class Sample(NamedTuple):
+@dataclass(eq=False)
+class Sample(State):
     """A uniform sample of the rows of one or more streams.
 
     Attributes:
@@ -99,14 +101,15 @@ class Sample(NamedTuple):
         if rows.numbers is not None:
             keys, positions = keys[rows.numbers], positions[rows.numbers]
         x, held = rows.embeddings, self.labels
-        batch = self._replace(
+        batch = replace(
+            self,
             rows=x,
             keys=keys,
             labels=held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels,
             positions=positions,
             seen=self.seen.new_full((), count),
         )
-        return self._with(batch)._replace(batches=batches)
+        return replace(self._with(batch), batches=batches)
 
     def _with(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are
@@ -125,7 +128,8 @@ class Sample(NamedTuple):
         dtype = torch.promote_types(
             torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32
         )
-        return self._replace(
+        return replace(
+            self,
             rows=torch.cat([part.to(self.rows.device, dtype) for part in parts]),
             **columns,
             seen=self.seen + other.seen,
@@ -135,49 +139,28 @@ class Sample(NamedTuple):
         """The sample of a stream that goes on with the rows of another one, which are counted from
         0 there.
 
-        Where the other sample has left out no row, its rows get the keys that they have in the
-        whole stream. Otherwise they keep their keys, which must be those of another seed.
+        Where the other sample has left out no row, and neither is of one stream of several, its
+        rows get the keys that they have in the whole stream. Otherwise they keep their keys, which
+        must be those of another seed.
 
         Raises:
             ValueError: it has left out rows, and the keys of both are those of one seed.
         """
         batches = torch.cat((self.batches, other.batches))
         if not int(self.seen) or not int(other.seen):
-            return self._with(other)._replace(batches=batches)
-        sizes = other.batches & _IN_STREAM if len(other.batches) else other.seen[None]
-        streams = other.positions >> _STREAM_BITS
-        is_one_stream = bool((streams == streams[:1]).all()) and bool(sizes.sum() == other.seen)
+            return replace(self._with(other), batches=batches)
         keys = other.keys
-        if is_one_stream and bool(other._is_whole().all()):
-            keys = self._keys_after(other, sizes)
+        if not len(batches) and bool(other._is_whole()):
+            keys = _keys(self.seen + other.positions, self.seed)
         elif bool(torch.isin(keys, self.keys).any()):
             raise ValueError(
-                f"samples of one seed cannot be merged once one has left out rows, for they draw "
-                f"by the same keys; the one to be merged has seen {int(other.seen)} rows and has "
+                "samples of one seed cannot be merged once one has left out rows or is of one of "
+                "several ranks, for they draw by the same keys; the one to be merged has seen "
+                f"{int(other.seen)} rows and has "
                 f"{len(keys)} of them. Give them different seeds."
             )
-        shifted = other._replace(keys=keys, positions=other.positions + int(self.seen))
-        return self._with(shifted)._replace(batches=batches)
-
-    def _keys_after(self, other: "Sample", sizes: Tensor) -> Tensor:
-        """Keys of all rows of another stream in batches of these sizes, which follow the rows of
-        this one.
-        """
-        num_streams = int(other.batches[0] >> _STREAM_BITS) if len(other.batches) else 1
-        stream = int(other.positions[0] >> _STREAM_BITS) if len(other.positions) else 0
-        batches, seen = self.batches, self.seen
-        numbers = list[Tensor]()
-        for size in sizes:
-            if num_streams > 1:
-                batches = torch.cat((batches, (num_streams << _STREAM_BITS) + size[None]))
-            sample = self._replace(seen=seen)
-            numbers.append(torch.as_tensor(sample._next_number(batches, stream, num_streams)))
-            seen = seen + size
-        ends = sizes.cumsum(0)
-        offsets = torch.stack(numbers) - ends + sizes
-        places = other.positions & _IN_STREAM
-        batch = torch.searchsorted(ends, places, right=True)
-        return _keys(offsets[batch] + places, self.seed)
+        shifted = replace(other, keys=keys, positions=other.positions + int(self.seen))
+        return replace(self._with(shifted), batches=batches)
 
     def _is_whole(self) -> Tensor:
         """Whether no row of the streams was left out."""
@@ -196,8 +179,9 @@ class Sample(NamedTuple):
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
         held = {name: getattr(self, name) for name in _COLUMNS}
-        return self._replace(
-            **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
+        return replace(
+            self,
+            **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()},
         )
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
@@ -234,7 +218,7 @@ class Sample(NamedTuple):
         """
         numbers = row_numbers(self.positions, sizes)
         keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
-        return self._replace(keys=keys, positions=numbers)
+        return replace(self, keys=keys, positions=numbers)
 
     def _drawn(self, keys: Tensor) -> Tensor:
         """Indices, ascending, of the rows with the smallest keys."""
@@ -286,7 +270,7 @@ class _Drawing:
         own = self._sample.select(
             drawn[rank == self._ranks.rank] - (ends - self._lengths)[self._ranks.rank]
         )
-        own = own._replace(rows=own.rows.to(torch.float64 if self._is_double else torch.float32))
+        own = replace(own, rows=own.rows.to(torch.float64 if self._is_double else torch.float32))
         lengths = rank.bincount(minlength=self._ranks.num_ranks).tolist()
         placed = {name: self._ranks.placed(getattr(own, name), lengths) for name in _COLUMNS}
         return {"seen": own.seen, **placed}
@@ -294,7 +278,7 @@ class _Drawing:
     def result(self, squares: Tensors) -> Sample:
         """The sample of the rows of all ranks, in the order in which they are drawn."""
         found: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
-        drawn = self._sample._replace(**found)
+        drawn = replace(self._sample, **found)
         return drawn.select(drawn.keys.argsort(stable=True))
 
 

@@ -4,19 +4,19 @@ Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that diff
 keep their digits.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks
-from embedgeo.functional.moments import Parts, Pooling, pool, ratio
+from embedgeo.functional.moments import PooledState, ratio
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, TypeRuns
 
 
-class SequenceSimilarity(NamedTuple):
+@dataclass(eq=False)
+class SequenceSimilarity(PooledState):
     """Sums over sequences that share none, of rows u scaled to norm 1: for mean cosines within and
     of all.
     """
@@ -29,27 +29,13 @@ class SequenceSimilarity(NamedTuple):
     # Σ_s n_s m2_s, of deviations from the mean in s: 1 - cos, summed over these pairs, scalar
     distances: Tensor
 
+    powers = (("mean", "m2"),)
+
     @classmethod
     def empty(cls, dim: int) -> "SequenceSimilarity":
         """The state of no rows."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(zero, torch.zeros(dim, dtype=torch.float64), zero, zero, zero)
-
-    def merge(self, other: "SequenceSimilarity") -> "SequenceSimilarity":
-        """The state of the rows of both."""
-        return self.with_parts(pool([self.parts(), other.parts()]))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool their moments."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The moments of all rows, and the sums over sequences."""
-        return Parts(self.n, (self.mean,), ((self.m2,),), (self.pairs, self.distances))
-
-    def with_parts(self, parts: Parts) -> "SequenceSimilarity":
-        """These moments and sums."""
-        return SequenceSimilarity(parts.n, *parts.means, *parts.powers[0], *parts.added)
 
 
 def directions_of(rows: Rows) -> Rows:

@@ -5,16 +5,15 @@ Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
     Parts,
-    Pooling,
+    PooledState,
     pool,
     ratio,
     without_rounding,
@@ -40,7 +39,8 @@ _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converge
 _MAX_LANCZOS_STEPS = 160
 
 
-class Scatter(NamedTuple):
+@dataclass(eq=False)
+class Scatter(PooledState):
     """Mean and scatter of rows.
 
     Attributes:
@@ -55,6 +55,9 @@ class Scatter(NamedTuple):
     scatter: Tensor
     eps: Tensor
 
+    powers = (("mean", "scatter"),)
+    largest = ("eps",)
+
     @classmethod
     def empty(cls, dim: int) -> "Scatter":
         """The scatter of no rows, in a matrix of shape (1, 1), which broadcasts: see `expanded`."""
@@ -63,29 +66,17 @@ class Scatter(NamedTuple):
 
     def expanded(self) -> "Scatter":
         """This scatter with a matrix of shape (d, d), also where no rows have been seen."""
-        return self._replace(scatter=self.scatter.expand(len(self.mean), len(self.mean)))
+        return replace(self, scatter=self.scatter.expand(len(self.mean), len(self.mean)))
 
     def merge(self, other: "Scatter") -> "Scatter":
         """The scatter of the rows of both about their common mean."""
         if self.scatter.shape != other.scatter.shape:  # that of no rows is the smaller one
             return max(self, other, key=lambda each: len(each.scatter))
-        return self.with_parts(pool([self.parts(), other.parts()]))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool their scatter."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """Mean and scatter."""
-        return Parts(self.n, (self.mean,), ((self.scatter,),), largest=(self.eps,))
-
-    def with_parts(self, parts: Parts) -> "Scatter":
-        """This mean and scatter."""
-        return Scatter(parts.n, *parts.means, *parts.powers[0], *parts.largest)
+        return super().merge(other)
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes with a matrix of shape (d, d)."""
-        return sum(each.nbytes for each in self.expanded())
+        return sum(each.nbytes for each in self.expanded().tensors().values())
 
     def tells(self) -> Tensor:
         """Marks of the coordinates whose variance the dtype of the rows can tell, shape (d,).
@@ -435,7 +426,8 @@ def varying_scatter(scatter: Scatter) -> Tensor:
     return scatter.scatter * varies * varies[:, None]
 
 
-class AnisotropyBatches(NamedTuple):
+@dataclass(eq=False)
+class AnisotropyBatches(PooledState):
     """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a
     batch yet.
     """
@@ -464,15 +456,11 @@ class AnisotropyBatches(NamedTuple):
             one, zero = torch.ones_like(value), torch.zeros_like(value)
             parts.append(Parts(one, (value,), ((zero,),)))
         pending = rows[num_whole * self.size :].clone()
-        return self._replace(pending=pending).with_parts(pool(parts))
+        return replace(self, pending=pending).with_parts(pool(parts))
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        return self.with_parts(pool([self.parts(), other.parts()])).extend(other.pending)
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks pool the moments of their batches, for no batch spans two ranks."""
-        return Pooling(self)
+        return super().merge(other).extend(other.pending)
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes with the rows that do not fill a batch."""
@@ -480,13 +468,13 @@ class AnisotropyBatches(NamedTuple):
         return moments + num_rows % self.size * self.pending.shape[1] * self.pending.itemsize
 
     def parts(self) -> Parts:
-        """The moments of the batches."""
+        """The moments of the batches, none of which spans two ranks."""
         return Parts(self.n, (self.mean,), ((self.m2,),))
 
     def with_parts(self, parts: Parts) -> "AnisotropyBatches":
         """These moments, and the rows that are pending here."""
         (mean,), ((m2,),) = parts.means, parts.powers
-        return self._replace(n=parts.n, mean=mean, m2=m2)
+        return replace(self, n=parts.n, mean=mean, m2=m2)
 
 
 def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:

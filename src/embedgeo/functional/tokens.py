@@ -4,6 +4,7 @@ token types.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import Ranks, Tensors
+from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.moments import (
-    Parts,
-    Pooling,
+    PooledState,
     chunk_length,
     merge_parts,
     powers_about,
@@ -40,7 +40,8 @@ others are given.
 """
 
 
-class TokenTable(NamedTuple):
+@dataclass(eq=False)
+class TokenTable(State):
     """Count, mean and squared deviations of the embeddings of each token type.
 
     Tables of rows that share no sequence merge exactly.
@@ -79,7 +80,7 @@ class TokenTable(NamedTuple):
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
         states = {
             name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place_of_own, state)
-            for name, state in self._asdict().items()
+            for name, state in self.tensors().items()
             if name != "token_ids"
         }
         whole = TokenTable(token_ids=types, **states)
@@ -90,9 +91,8 @@ class TokenTable(NamedTuple):
             whole.n.index_copy_(0, at, n)
             whole.mean.index_copy_(0, at, mean)
             whole.m2.index_copy_(0, at, m2)
-        whole.sequences.index_add_(0, place, other.sequences)
-        whole.sequence_n2.index_add_(0, place, other.sequence_n2)
-        whole.sequence_m2.index_add_(0, place, other.sequence_m2)
+        for name in ("sequences", "sequence_n2", "sequence_m2"):
+            getattr(whole, name).index_add_(0, place, getattr(other, name))
         return whole
 
     def reduction(self, ranks: Ranks) -> "_UnitedTables":
@@ -101,15 +101,16 @@ class TokenTable(NamedTuple):
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes of so many token types."""
-        return num_types * sum(each.itemsize * each.shape[1:].numel() for each in self)
+        columns = self.tensors().values()
+        return num_types * sum(each.itemsize * each.shape[1:].numel() for each in columns)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
-        return TokenTable(*(state[keep] for state in self))
+        return self.map(lambda state: state[keep])
 
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type, all of it on the device of the means."""
-        table = self._replace(token_ids=self.token_ids.to(self.n.device))
+        table = replace(self, token_ids=self.token_ids.to(self.n.device))
         has_rows = (table.n > 0) & (table.token_ids != NO_TYPE)
         return table if bool(has_rows.all()) else table.select(has_rows)
 
@@ -122,7 +123,7 @@ class TokenTable(NamedTuple):
         """This table with an m2 of exactly 0 where it is no more than rounding: see
         `moments.without_rounding`.
         """
-        return self._replace(m2=without_rounding(self.m2, self.n, self.norms()))
+        return replace(self, m2=without_rounding(self.m2, self.n, self.norms()))
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
@@ -145,7 +146,7 @@ class TokenTable(NamedTuple):
 
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """The `pooled` of rows each of which is the mean of its token type."""
-        return self._replace(m2=torch.zeros_like(self.m2)).pooled()
+        return replace(self, m2=torch.zeros_like(self.m2)).pooled()
 
 
 class _UnitedTables:
@@ -302,31 +303,24 @@ class TypeRuns:
         device: torch.device,
     ) -> None:
         if sequence_ids is None:
-            order = token_ids.argsort(stable=True)
-        else:
-            by_sequence = sequence_ids.argsort(stable=True)
-            order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
+            sequence_ids = torch.arange(len(token_ids), device="cpu")
+        by_sequence = sequence_ids.argsort(stable=True)
+        order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
         self.token_ids, lengths = token_ids[order].unique_consecutive(return_counts=True)
         n = lengths.to(accumulator_dtype(device))
-        sequences = n
-        sequence_n2 = n
-        type_of_run = lengths[:0]
-        run_lengths = lengths[:0]
-        num_paired = torch.ones_like(order)  # rows of the type and sequence of each in this order
-        if sequence_ids is not None:
-            # another type or sequence than that of the row before
-            is_other = torch.ones_like(order, dtype=torch.bool)
-            is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
-            first = is_other.nonzero().flatten()
-            sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
-            type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
-            sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
-            sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
-            num_paired = sizes.repeat_interleave(sizes)
-            is_run = sizes > 1
-            run_lengths = sizes[is_run]
-            type_of_run = type_of_run[is_run]
-        paired = order[num_paired > 1]
+        # another type or sequence than that of the row before
+        is_other = torch.ones_like(order, dtype=torch.bool)
+        is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
+        first = is_other.nonzero().flatten()
+        sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
+        type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
+        sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
+        sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+        # rows of the type and sequence of each in this order
+        paired = order[sizes.repeat_interleave(sizes) > 1]
+        is_run = sizes > 1
+        run_lengths = sizes[is_run]
+        type_of_run = type_of_run[is_run]
         self._device = device
         self._order = torch.cat((order, paired))
         self._lengths = torch.cat((lengths, run_lengths))
@@ -419,7 +413,8 @@ def _run_moments(
     return mean, m2
 
 
-class SequenceCount(NamedTuple):
+@dataclass(eq=False)
+class SequenceCount(PooledState):
     """Number of sequences that rows came from, scalar."""
 
     num_sequences: Tensor
@@ -430,24 +425,9 @@ class SequenceCount(NamedTuple):
         x = rows.embeddings
         return cls(x.new_full((), rows.num_sequences, dtype=accumulator_dtype(x.device)))
 
-    def merge(self, other: "SequenceCount") -> "SequenceCount":
-        """The number of those of the rows of both, which share no sequence."""
-        return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks add them up."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The number."""
-        return Parts(self.num_sequences)
-
-    def with_parts(self, parts: Parts) -> "SequenceCount":
-        """This number."""
-        return SequenceCount(parts.n)
-
-
-class WithinMoments(NamedTuple):
+@dataclass(eq=False)
+class WithinMoments(PooledState):
     """The `within_variance` of each batch, weighted by rows."""
 
     n_with_ids: Tensor  # number of rows with token ids, scalar
@@ -458,22 +438,6 @@ class WithinMoments(NamedTuple):
     def empty(cls) -> "WithinMoments":
         """The moments of no batches."""
         return cls(*torch.zeros(3, dtype=torch.float64))
-
-    def merge(self, other: "WithinMoments") -> "WithinMoments":
-        """The moments of the batches of both."""
-        return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks add them up."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The sums."""
-        return Parts(self.n_with_ids, added=(self.n_paired, self.within))
-
-    def with_parts(self, parts: Parts) -> "WithinMoments":
-        """These sums."""
-        return WithinMoments(parts.n, *parts.added)
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:

@@ -240,19 +240,14 @@ class Geometry:
             ValueError: the metrics hold none of these.
         """
         if self._has_kept:
-            kept = {
-                layer.name: export.layer_sample(self._metrics[layer.name], kept=True)
-                for layer in self.layers
-                if layer.name in self._metrics
-            }
-            return {
-                name: sample
-                for name, sample in kept.items()
-                if sample is not None and sample.rows is not None
-            }
-        layers = self.measured_layers()
-        defaults.require_samples(each.metrics for each in layers)
-        samples = {each.name: export.layer_sample(each.metrics) for each in layers}
+            names = [layer.name for layer in self.layers if layer.name in self._metrics]
+            metrics = {name: self._metrics[name] for name in names}
+        else:
+            metrics = {each.name: each.metrics for each in self.measured_layers()}
+            defaults.require_samples(metrics.values())
+        samples = {
+            name: export.layer_sample(each, kept=self._has_kept) for name, each in metrics.items()
+        }
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def save(

@@ -139,10 +139,8 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
         for metric, copies in layer.ordinary():
             found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
             kept = metric.keys_without_massive
-            values |= {without_massive(key): found[key] for key in kept if key in found}
-            errors |= {
-                without_massive(key): found_errors[key] for key in kept if key in found_errors
-            }
+            for into, made in ((values, found), (errors, found_errors)):
+                into |= {without_massive(key): made[key] for key in kept if key in made}
         held = [] if layer.skip_massive else [metric for metric, _ in whole]
         values |= massive_values(layer.massive, held)
         return _pairs(values, errors)

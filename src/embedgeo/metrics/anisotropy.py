@@ -251,8 +251,6 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        if not self.has_samples:
-            return {}
         held = self.load(Scatter)
         mean = held.mean.where(held.n > 0, torch.nan)
         return {"mean": mean, "eigenvalues": self.eigenvalues()}

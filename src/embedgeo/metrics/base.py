@@ -5,11 +5,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,16 +18,10 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.functional.distributed import (
-    Group,
-    GrowingState,
-    Ranks,
-    State,
-    reduce_states,
-)
+from embedgeo.functional.distributed import Group, State, reduce_states
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
-from embedgeo.functional.moments import Parts, Pooling
-from embedgeo.functional.precision import on_device, sent, state_device
+from embedgeo.functional.moments import PooledState
+from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.glossary import Term, register
 
@@ -39,27 +34,12 @@ Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
 
-class RowCounts(NamedTuple):
+@dataclass(eq=False)
+class RowCounts(PooledState):
     """Number of rows that masks have kept, and of those of them that had a NaN or Inf."""
 
     num_rows: Tensor
     num_nonfinite: Tensor
-
-    def merge(self, other: "RowCounts") -> "RowCounts":
-        """The numbers of rows of both."""
-        return RowCounts(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def reduction(self, ranks: Ranks) -> Pooling:
-        """Ranks add them up."""
-        return Pooling(self)
-
-    def parts(self) -> Parts:
-        """The numbers, exact in float64."""
-        return Parts(self.num_rows.double(), added=(self.num_nonfinite.double(),))
-
-    def with_parts(self, parts: Parts) -> "RowCounts":
-        """These numbers."""
-        return RowCounts(parts.n.long(), *(each.long() for each in parts.added))
 
 
 S = TypeVar("S", bound=State)
@@ -165,7 +145,7 @@ class GeometryMetric(Metric):
     num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if type(dim) is not int or dim < 1:
             raise ValueError(
                 f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
             )
@@ -293,10 +273,9 @@ class GeometryMetric(Metric):
         """
         self.declared[type(empty)] = empty
         self._names[type(empty)] = {}
-        for field, value in empty._asdict().items():
-            if isinstance(value, Tensor):
-                self._names[type(empty)][field] = prefix + field
-                self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+        for field, value in empty.tensors().items():
+            self._names[type(empty)][field] = prefix + field
+            self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
@@ -306,7 +285,7 @@ class GeometryMetric(Metric):
         for field, name in self._names[kind].items():
             device = own if held[name].is_floating_point() else cpu
             fields[field] = held[name] if held[name].device == device else sent(held[name], device)
-        return self.declared[kind]._replace(**fields)
+        return replace(self.declared[kind], **fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
@@ -320,8 +299,8 @@ class GeometryMetric(Metric):
         kind = type(state)
         held = self.load(kind)
         # whatever the dtype and the device of a batch's sums, also where that has no float64
-        batch = held._replace(
-            **{field: getattr(state, field).to(getattr(held, field)) for field in self._names[kind]}
+        batch = replace(
+            held, **{name: each.to(getattr(held, name)) for name, each in state.tensors().items()}
         )
         self.store(batch if kind in self._untouched else held.merge(batch))
 
@@ -459,13 +438,8 @@ def state_bytes(metric: GeometryMetric, num_rows: int, num_types: int = 0) -> in
     """Bytes of the states of a metric once they have seen so many rows, in float32 or less, of so
     many token types (0: without token ids).
     """
-    total = metric.settings.nbytes
-    for state in metric.declared.values():
-        if isinstance(state, GrowingState):
-            total += state.num_bytes(num_rows, num_types)
-        else:
-            total += sum(each.nbytes for each in state if isinstance(each, Tensor))
-    return total
+    states = (state.num_bytes(num_rows, num_types) for state in metric.declared.values())
+    return metric.settings.nbytes + sum(states)
 
 
 def see_no_rows(metric: GeometryMetric) -> None:
@@ -496,9 +470,12 @@ def take_states_of_ranks(metrics: Sequence[GeometryMetric], group: Group, stack:
 
     Every rank must call this with the same metrics.
     """
-    held = [metric.load(kind) for metric in metrics for kind in metric.declared]
-    devices = [metric.device for metric in metrics for _ in metric.declared]
-    whole = iter(reduce_states(list(map(on_device, held, devices)), group))
+    held = [
+        metric.load(kind).map(partial(sent, device=metric.device))
+        for metric in metrics
+        for kind in metric.declared
+    ]
+    whole = iter(reduce_states(held, group))
     for metric in metrics:
         keep_states(metric, stack)
         for _ in metric.declared:

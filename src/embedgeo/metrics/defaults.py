@@ -76,6 +76,7 @@ def default_metrics(
     dim: int,
     seed: int = 0,
     *,
+    type_tables: bool = True,
     count_range: tuple[int, int] | None = None,
     spectrum: bool = False,
     discard_fraction: float = 0.1,
@@ -95,6 +96,8 @@ def default_metrics(
     Args:
         dim: d, the width of the layer.
         seed: of the rows that are sampled.
+        type_tables: with tables of token types; else there is `EmbeddingMoments` in place of
+            `TokenMoments`.
         count_range: of `TokenMoments`.
         spectrum: of `Anisotropy`.
         discard_fraction: of `IntrinsicDimension`.
@@ -114,8 +117,10 @@ def default_metrics(
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
     is_small = spectrum or anisotropy_batch or state_bytes(whole, 0) <= _SCATTER_BYTES
+    if count_range is not None and not type_tables:
+        raise ValueError("count_range needs token tables; there are none. Leave it out.")
     return [
-        TokenMoments(dim, count_range),
+        TokenMoments(dim, count_range) if type_tables else EmbeddingMoments(dim),
         whole if is_small else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
@@ -129,38 +134,12 @@ def default_metrics(
     ]
 
 
-def streaming_metrics(
-    dim: int,
-    seed: int = 0,
-    *,
-    spectrum: bool = False,
-    discard_fraction: float = 0.1,
-    id_batches: int = 1,
-    anisotropy_batch: int | None = None,
-    after_processing: bool = False,
-    removed_directions: Sequence[int] = (),
-    extra: Sequence[str] = (),
-    unembedding: Tensor | None = None,
-) -> list[Metric]:
-    """The metrics of `default_metrics` without a table of token types: memory does not grow with
-    the vocabulary.
+streaming_metrics = partial(default_metrics, type_tables=False)
+"""The metrics of `default_metrics` without a table of token types: memory does not grow with the
+vocabulary.
 
-    So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
-    """
-    _, *others = default_metrics(
-        dim,
-        seed,
-        spectrum=spectrum,
-        discard_fraction=discard_fraction,
-        id_batches=id_batches,
-        anisotropy_batch=anisotropy_batch,
-        after_processing=after_processing,
-        removed_directions=removed_directions,
-        extra=extra,
-        unembedding=unembedding,
-    )
-    return [EmbeddingMoments(dim), *others]
-
+So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
+"""
 
 full_metrics = partial(
     default_metrics,

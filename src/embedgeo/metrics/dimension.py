@@ -342,17 +342,13 @@ class IntrinsicDimension(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         batches = self._batches()
         estimates = [self._estimates(batch) for batch in batches]
-        values = self._values(estimates, sum(len(batch.rows) for batch in batches))
-        return values | self._cosine()
+        return self._values(estimates, sum(len(batch.rows) for batch in batches))
 
-    def _cosine(self) -> dict[str, Tensor]:
-        """The mean cosine of the sampled rows without their coordinate of largest second moment."""
-        if self.estimator != "twonn":  # which may stand beside it
-            return {}
+    def _mean_cosine(self) -> Tensor:
+        """That of the sampled rows without their coordinate of largest second moment."""
         rows = self.load(Sample).rows
         top = rows.square().sum(0, dtype=torch.float64).argmax()[None]
-        values = moment_values(row_moments(rows.index_fill(1, top, 0)))
-        return {"mean_cosine_without_top_dim": values["mean_cosine"]}
+        return moment_values(row_moments(rows.index_fill(1, top, 0)))["mean_cosine"]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
@@ -370,7 +366,7 @@ class IntrinsicDimension(GeometryMetric):
             self._estimates(batch, of_batch if len(labels) else None, len(labels))
             for batch, of_batch in zip(batches, of_batches, strict=True)
         ]
-        values = self._values(estimates, len(group)) | self._cosine()
+        values = self._values(estimates, len(group))
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
         for infix, each in _by_infix(estimates).items():
@@ -444,6 +440,8 @@ class IntrinsicDimension(GeometryMetric):
             if len(shares) == len(estimates):
                 share, at_random = torch.stack(shares).mean(0).cpu().double()
                 values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
+        if self.estimator == "twonn":  # which may stand beside the others
+            values["mean_cosine_without_top_dim"] = self._mean_cosine()
         return values
 
 

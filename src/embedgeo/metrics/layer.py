@@ -349,12 +349,7 @@ def compute_alone(metric: Metric) -> object:
 
 def require_num_groups(jackknife: int) -> None:
     """Check ``jackknife``: 0, or 2 or more."""
-    if (
-        isinstance(jackknife, bool)
-        or not isinstance(jackknife, int)
-        or jackknife < 0
-        or jackknife == 1
-    ):
+    if type(jackknife) is not int or jackknife < 0 or jackknife == 1:
         raise ValueError(
             f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got "
             f"{jackknife!r}."

@@ -203,7 +203,7 @@ class EmbeddingMoments(GeometryMetric):
         self.extend(first_positions(rows))
         table = type_table(rows)
         if table is not None:
-            self.extend(within_moments(to_state(table), rows.num_sequences))
+            self.extend(within_moments(table.map(to_state), rows.num_sequences))
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -145,7 +145,7 @@ class NextTokenGeometry(GeometryMetric):
                 "unembedding must be whole weights; got a DTensor. Pass its full_tensor()."
             )
         for name, value in (("min_count", min_count), ("max_types", max_types)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+            if type(value) is not int or value < 2:
                 raise ValueError(f"{name} must be an integer of 2 or more; got {value!r}.")
         self.min_count = min_count
         self.max_types = max_types

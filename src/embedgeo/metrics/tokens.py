@@ -268,7 +268,7 @@ class TokenMoments(GeometryMetric):
         They cover the rows that this process has seen or, within ``sync_context()``, those of all
         ranks.
         """
-        types = self._chosen()
+        types = _in_range(self._types(), self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
 
     def token_tables(self) -> Tables:
@@ -343,10 +343,6 @@ class TokenMoments(GeometryMetric):
     def _types(self) -> TokenTable:
         """All token types, with squared deviations that are not rounding."""
         return self.load(TokenTable).typed().without_rounding()
-
-    def _chosen(self) -> TokenTable:
-        """The token types in the range of counts."""
-        return _in_range(self._types(), self.count_range)
 
     def reset(self) -> None:
         super().reset()
