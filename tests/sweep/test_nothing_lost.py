@@ -61,6 +61,20 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
     ).read_bytes()
 
 
+def test_a_folder_of_another_run_is_another_model_under_the_same_relative_path(
+    tmp_path, options, monkeypatch
+):
+    for name in ("a", "b"):
+        local_run(tmp_path / name / "checkpoints", steps=(1,))
+    monkeypatch.chdir(tmp_path / "a")
+    sweep("checkpoints", **options)
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"model was \['../a/checkpoints'\], is \['../b/"):
+        sweep("checkpoints", **options)
+    monkeypatch.chdir(tmp_path)
+    assert sweep("a/checkpoints", **options) == 0
+
+
 def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)

@@ -5,6 +5,8 @@ that broke off.
 import errno
 import logging
 import shlex
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -306,6 +308,33 @@ def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once
     assert (tmp_path / "history.1.unreadable").read_bytes() == before
     assert written(tmp_path) == {"history.parquet": [0, 2, 4]}
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2, 4]
+
+
+def test_what_is_not_measured_again_at_the_step_of_a_resumption_stays(tmp_path):
+    model = small_model()
+    state = looped(tmp_path, range(3), model=model)
+    looped(tmp_path, range(2, 5), 2, state, model, layers="0")
+    assert {*read(tmp_path).query("step == 2")["layer"]} == {"00", "01"}
+
+
+def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):
+    code = f"""if True:
+        from pathlib import Path
+        from embedgeo.results.parquet import HistoryFile
+        from tests.records import layer_records
+        folder = Path({str(tmp_path)!r}, "run")
+        folder.touch()
+        file = HistoryFile(folder)
+        for write in (lambda: file.add(layer_records(0)), file.close):
+            try:
+                write()
+            except OSError:
+                print("full")
+        folder.unlink()
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "full\nfull\n"
+    assert written(tmp_path / "run") == {"history.parquet": [0]}
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):

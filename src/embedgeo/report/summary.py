@@ -281,8 +281,8 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Missing numbers",
-        "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in "
-        "the figures.",
+        "These are undefined (rows that do not vary, too few rows), not finite, or were not "
+        "measured: gaps in the figures.",
         _gaps,
     ),
 )

@@ -86,6 +86,7 @@ _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _WRITER = "writer"
 _RUN = "run"
+_KEY = ["step", "layer", "metric"]  # of a record
 _WITHOUT_EFFECT = {"model", "embedgeo", "torch"}  # of an origin: they change no value
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
 
@@ -196,11 +197,12 @@ class HistoryFile:
 
     Records of earlier steps than the first one that is added stay in it, up to the step at which
     the run ``start``s, so that a resumed run goes on with it. Records of ``start`` itself are
-    replaced where nothing comes after them. Nothing else is dropped: if the file has other records
-    of later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So it is if
-    it is of another ``run`` (an id; "": the file's), or if what its values depend on differs:
-    nothing of it stays then. What is no history is kept beside it, too, with a warning. If another
-    monitor has written in its place since, this one goes on in the next free file, with a warning.
+    replaced by those that measure the same again. Nothing else is dropped: if the file has other
+    records of later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So
+    it is if it is of another ``run`` (an id; "": the file's), or if what its values depend on
+    differs: nothing of it stays then. What is no history is kept beside it, too, with a warning. If
+    another monitor has written in its place since, this one goes on in the next free file, with a
+    warning.
 
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
     the next file of this process at its path, or the interpreter's exit. Records are held until
@@ -271,9 +273,12 @@ class HistoryFile:
         return said
 
     def close(self) -> str:
-        """Write the rest; nothing may be added afterwards; see `write`."""
+        """Write the rest; nothing may be added afterwards; see `write`. Where that fails, the
+        interpreter's exit tries again.
+        """
+        said = self.write()
         atexit.unregister(self.write)
-        return self.write()
+        return said
 
     def _read_earlier(self) -> pa.Table:
         """The records of the file that stay in it; what is no history is moved aside."""
@@ -303,6 +308,8 @@ class HistoryFile:
         is_earlier = (written["step"] < added["step"][0]) & (written["step"] <= self._start)
         later = written[~is_earlier & (written["step"] != self._start)]
         is_again = pd.concat([added, later]).duplicated()[len(added) :]
+        is_measured_again = pd.concat([added, written]).duplicated(_KEY)[len(added) :]
+        is_earlier |= (written["step"] == self._start) & ~is_measured_again
         if not (goes_on and is_again.all()):
             what = f", with another {listed(differing)}," if differing else ""
             self._kept = f"the history of an earlier run{what}"

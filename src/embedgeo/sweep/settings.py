@@ -1,5 +1,6 @@
 """The settings of a sweep. Imported by the command line: nothing heavy may be imported here."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -347,7 +348,7 @@ class SweepSettings:
 
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         recorded |= {
-            "model": list(self.models),
+            "model": [_seen_from(self.folder, model) for model in self.models],
             "layers": self.layer_patterns,
             "extra": self.extra_names,
         }
@@ -357,6 +358,12 @@ class SweepSettings:
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {**recorded, "text_sha256": text_sha256}
+
+
+def _seen_from(folder: Path, model: str) -> str:
+    """Where a model is from the results, which may be moved with it; a repository's name."""
+    path = Path(model).expanduser()
+    return os.path.relpath(path, folder) if path.exists() else model
 
 
 @cache
