@@ -216,8 +216,19 @@ def failed_at(rank, step, ranks=(0, 1)):
     return measured_steps(monitor)
 
 
+def unequal(rank):
+    """What is said where the last step has more batches on one rank."""
+    model, monitor = monitored()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        go_on(model, monitor, rank, [0, *[1] * (rank + 1)])
+        monitor.close()
+    return of_monitors(caught)
+
+
 def at_the_ends(rank, folder):
     return {
+        "unequal": unequal(rank),
         "failed": [failed_at(rank, step) for step in (2, 3)],
         "without group": without_group(rank, folder),
     }

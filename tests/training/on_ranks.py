@@ -179,6 +179,10 @@ FAULTS = {
         "probe must give the same batches on every rank",
         probe_batches()[:2],
     ),
+    "probes of other batches": (
+        "probe must give the same batches on every rank",
+        probe_batches()[::-1],
+    ),
 }
 """What rank 1 says, and its probe."""
 

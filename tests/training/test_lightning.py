@@ -29,15 +29,21 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
         def forward(self, batch):
             return self.model(inputs_embeds=self.model.get_input_embeddings()(batch["input_ids"]))
 
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            batch["changed"] = batch["input_ids"]
+            return batch
+
+    probe = [*loader(8)]
     monitor = GeometryMonitor(
         every_n_steps=2,
-        probe=loader(8),
+        probe=probe,
         probe_forward=lambda pl_module, batch: pl_module(batch),
         token_ids=lambda batch: batch["input_ids"] * 0 + 7,
         mask=lambda batch: batch["input_ids"] % 2 == 0,
         on_error="raise",
     )
     fit(tmp_path, monitor, module=Tokens(), max_steps=2)
+    assert "changed" not in probe[0]
     even = sum(int((batch["input_ids"] % 2 == 0).sum()) for batch in loader(8))
     assert value(monitor, 0, "block.00", "token_types") == 1
     assert value(monitor, 0, "block.00", "n") == even

@@ -175,6 +175,12 @@ def test_a_step_that_failed_on_all_ranks_is_not_counted_as_taken(two):
         assert rank["failed"] == [[(0, 48), (2, 48)], [(0, 48), (2, 48), (3, 48)]]
 
 
+def test_last_batches_of_other_numbers_are_not_measured(two):
+    for rank in two:
+        (warning,) = rank["unequal"]
+        assert "last training batches must be as many on every rank; one rank has 0" in warning
+
+
 def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(two):
     for rank in two:
         for name, (measured, warned) in rank["without group"].items():

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from embedgeo.capture.torch_names import local_part
 
 
 class LastBatches:
@@ -52,6 +55,27 @@ def _num_sequences(batch: Any) -> int:
     if isinstance(batch, Mapping | list | tuple):
         return next(filter(None, map(_num_sequences, parts)), 0)
     return 0
+
+
+def digest(batches: object) -> int:
+    """A number, less than 2**63, of the texts and the bytes of tensors in batches.
+
+    It looks into dicts, lists and tuples. Other objects count for nothing, and so do tensors of
+    which each rank has a part, or without bytes, as sparse ones.
+    """
+    found = blake2b(digest_size=8)
+    waiting = [batches]
+    while waiting:
+        each: Any = waiting.pop()
+        if isinstance(each, Mapping | list | tuple):
+            waiting += each.values() if isinstance(each, Mapping) else each
+        elif isinstance(each, str):
+            found.update(each.encode())
+        elif isinstance(each, Tensor) and local_part(each) is each:
+            found.update(f"{each.dtype} {each.shape}".encode())
+            with suppress(RuntimeError):
+                found.update(each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(found.digest()) >> 1
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial, wraps
 from itertools import islice
@@ -56,7 +57,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.batches import LastBatches, kept_generators
+from embedgeo.training.batches import LastBatches, digest, kept_generators
 from embedgeo.training.distributed import PipelineStage, kept_sharded
 from embedgeo.training.loggers import Illustrations
 from embedgeo.training.plan import (
@@ -790,7 +791,8 @@ class Monitor(ABC):
         does, because they gather sharded parameters together: a rank without a batch of its own
         repeats another one, not measured. ``as_training`` it runs as in a training step, dropout
         included, on batches of this rank alone, as they were given to it in training. An error of
-        one rank is raised on all of them, as is another number of batches.
+        one rank is raised on all of them, as are other batches of a probe, and another number of
+        them.
         """
         run = self._run
         assert run is not None
@@ -816,12 +818,12 @@ class Monitor(ABC):
                 if taken:
                     own = taken[min(rank, len(taken) - 1)]
                     # a module may change a batch on its way to the device, and has done so
-                    own = own if as_training else self._to_device(own)
+                    own = own if as_training else self._to_device(copy(own))
                     if rank < len(taken):
                         self._geometry.probe.forget_weights()
                         self._attach(own)
                 # what fails before this on one rank keeps all from running the model
-                _require_same_number(len(taken), self._ranks)
+                _require_same_batches(taken, self._ranks, as_training=as_training)
                 if not taken:
                     return num_batches
                 with kept_weights(run.model):
@@ -1142,15 +1144,23 @@ def _require_compiled(compiled: str) -> None:
             raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 
-def _require_same_number(num_taken: int, ranks: Group) -> None:
-    """Raise ValueError if the ranks have taken other numbers of batches; each of them must call
-    this.
+def _require_same_batches(taken: list[Any], ranks: Group, *, as_training: bool) -> None:
+    """Raise ValueError if the ranks have taken other batches, or another number of them where these
+    are each rank's own; each of them must call this.
     """
     if ranks is None:
         return
-    most, least = all_reduce_max(torch.tensor([num_taken, -num_taken]), ranks).tolist()
-    if most != -least:
+    own = torch.tensor([len(taken), 0 if as_training else digest(taken)])
+    most, least = all_reduce_max(torch.stack((own, -own)), ranks)
+    differs = (most != -least).tolist()
+    how = f"one rank has {-int(least[0])} left, another one {int(most[0])}"
+    if as_training and differs[0]:
         raise ValueError(
-            "probe must give the same batches on every rank, because ranks share them; one rank "
-            f"has {-least} left, another one {most}. Do not shard the probe's data."
+            f"the last training batches must be as many on every rank; {how}. Give probe= instead."
+        )
+    if any(differs):
+        raise ValueError(
+            "probe must give the same batches on every rank, because ranks share them; "
+            f"{how if differs[0] else 'their tensors or texts differ'}. Do not shard or shuffle the "
+            "probe's data."
         )
