@@ -7,7 +7,7 @@ from scipy import stats
 
 
 def row_values(x):
-    """Keys of the moments of all rows of ``x``, shape (n, d)."""
+    """Keys of the moments of all rows of ``x``, shape (n, d), each of which is a sequence."""
     x = np.asarray(x, dtype=np.float64)
     mean = x.mean(0)
     variance_of_dim = ((x - mean) ** 2).mean(0)
@@ -16,6 +16,8 @@ def row_values(x):
     gram = np.array(units) @ np.array(units).T
     pairs = len(units) * (len(units) - 1)
     m, v = (mean**2).sum(), variance_of_dim.sum()
+    others = np.delete(x, (x**2).sum(0).argmax(), axis=1)
+    m_of_others, v_of_others = (others.mean(0) ** 2).sum(), others.var(0).sum()
     return {
         "n": float(len(x)),
         "Q": np.mean([(row**2).sum() for row in x]),
@@ -28,21 +30,9 @@ def row_values(x):
         "norm_cv": norms.std() / norms.mean(),
         "norm_max": norms.max(),
         "top_dim_share": variance_of_dim.max() / v,
-    }
-
-
-def outlier_values(x, is_first=None):
-    """V's share of first positions, and V and M / Q without the largest coordinate."""
-    x = np.asarray(x, dtype=np.float64)
-    squares = ((x - x.mean(0)) ** 2).sum(1)
-    others = np.delete(x, (x**2).sum(0).argmax(), axis=1)
-    m, v = (others.mean(0) ** 2).sum(), others.var(0).sum()
-    return {
-        "first_positions_share": (
-            np.nan if is_first is None else squares[np.asarray(is_first)].sum() / squares.sum()
-        ),
-        "V_without_top_dim": v,
-        "M_over_Q_without_top_dim": m / (m + v),
+        "first_positions_share": np.nan,
+        "V_without_top_dim": v_of_others,
+        "M_over_Q_without_top_dim": m_of_others / (m_of_others + v_of_others),
     }
 
 
@@ -188,18 +178,16 @@ def spectrum(x):
     x = np.asarray(x, dtype=np.float64)
     values = variances(x)
     singular = np.sqrt(values)
-    share = singular / singular.sum()
     varying = x[:, x.std(0) > 1e-12 * np.abs(x).max()]
     standardized = variances((varying - varying.mean(0)) / varying.std(0))
     return {
         "anisotropy": values[0] / values.sum(),
         "participation_ratio": values.sum() ** 2 / (values**2).sum(),
         "anisotropy_standardized": standardized[0] / standardized.sum(),
-        "effective_rank": np.exp(-sum(p * np.log(p) for p in share if p > 0)),
-        "rankme": rankme(x),
-        "effective_rank_eigenvalues": np.exp(
-            -sum(p * np.log(p) for p in values / values.sum() if p > 0)
-        ),
+        "effective_rank": entropy_rank(singular),
+        # Garrido et al. 2023, equations 1 and 2, without their ε: of the rows as they are
+        "rankme": entropy_rank(np.linalg.svd(x, compute_uv=False)),
+        "effective_rank_eigenvalues": entropy_rank(values),
         "isoscore": isoscore(x),
         "top1_share": values[0] / values.sum(),
         "top5_share": values[:5].sum() / values.sum(),
@@ -207,11 +195,9 @@ def spectrum(x):
     }
 
 
-def rankme(x):
-    """Garrido et al. 2023, equations 1 and 2, without their ε: of the rows as they are."""
-    singular = np.linalg.svd(np.asarray(x, dtype=np.float64), compute_uv=False)
-    share = singular / singular.sum()
-    return np.exp(-sum(p * np.log(p) for p in share if p > 0))
+def entropy_rank(values):
+    """exp of the entropy of the shares."""
+    return np.exp(-sum(p * np.log(p) for p in values / values.sum() if p > 0))
 
 
 def alpha_req(x, window=(11, 99)):
@@ -250,21 +236,22 @@ def outliers(x, is_first):
     values = {}
     for suffix, rows in {"": x, "_first": x[is_first], "_rest": x[~is_first]}.items():
         spread = rows.std(0) > 1e-12 * np.abs(rows).max(0, initial=0)
-        size = np.abs(rows)
+        kurtosis = stats.kurtosis(rows[:, spread]) if len(rows) and spread.any() else [np.nan]
+        size = np.abs(rows) if len(rows) else np.full((1, x.shape[1]), np.nan)
         median = np.median(size, 1)[:, None]
+        massive = {
+            "": (size > 100) & (size > 1000 * median),
+            "_100x": size > 100 * median,
+            "_1000x": size > 1000 * median,
+        }
         found = {
+            "kurtosis": np.mean(kurtosis),
+            "kurtosis_median": np.median(kurtosis),
+            "max_abs": size.max(),
             **{
-                f"kurtosis{end}": of(stats.kurtosis(rows[:, spread]))
-                if len(rows) and spread.any()
-                else np.nan
-                for end, of in {"": np.mean, "_median": np.median}.items()
+                f"massive_fraction{end}": marks.any(1).mean() if len(rows) else np.nan
+                for end, marks in massive.items()
             },
-            "max_abs": size.max() if len(rows) else np.nan,
-            "massive_fraction": ((size > 100) & (size > 1000 * median)).any(1).mean()
-            if len(rows)
-            else np.nan,
-            "massive_fraction_100x": (size > 100 * median).any(1).mean() if len(rows) else np.nan,
-            "massive_fraction_1000x": (size > 1000 * median).any(1).mean() if len(rows) else np.nan,
         }
         values |= {key + suffix: value for key, value in found.items()}
     return values

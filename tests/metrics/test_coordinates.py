@@ -26,10 +26,6 @@ def batch(num_sequences=12, positions=9, dim=DIM, *, mean=0.0, seed=0):
     return x
 
 
-def first_of(positions, num_sequences):
-    return (torch.arange(positions) == 0).repeat(num_sequences)
-
-
 @pytest.mark.parametrize("dim", [1, 2, 6])
 @pytest.mark.parametrize(
     ("dtype", "mean"),
@@ -48,7 +44,7 @@ def test_values_equal_the_naive_ones(dtype, dim, mean):
     metric = OutlierCoordinates(dim)
     metric.update(x[:5])
     metric.update(x[5:])
-    expected = references.outliers(x.double().view(-1, dim), first_of(9, 12))
+    expected = references.outliers(x.double().view(-1, dim), (torch.arange(9) == 0).repeat(12))
     values = metric.compute()
     assert values.keys() == expected.keys()
     assert_values(values, expected, rtol=1e-9)

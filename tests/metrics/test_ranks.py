@@ -16,9 +16,7 @@ from embedgeo.functional.distributed import (
     is_distributed,
 )
 from embedgeo.metrics import (
-    AfterProcessing,
     EmbeddingMoments,
-    IntrinsicDimension,
     NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
@@ -120,46 +118,6 @@ def everything_on(rank):
     return {job.__name__: job(rank) for job in jobs}
 
 
-DEALT = {
-    "batches of one size": [1000] * 12,
-    "the last one is smaller": [1700] * 7 + [100],
-    "one batch each, the last one smaller": [4500, 4500, 3000],
-    "of all sizes, and no rank has more than are drawn": [1500, 2000, 1000, 700, 1300, 5, 0, 700],
-}
-"""Sizes of batches, which ranks take in turn."""
-
-
-def dealt_batches(sizes):
-    """Rows, one of them NaN, token ids, and a mask that leaves out a row of all but small
-    batches.
-    """
-    x, ids = token_rows(sum(sizes), DIM, mean=3.0)
-    x[1234] = torch.nan
-    for rows, of_rows in zip(x.float().split(sizes), ids.split(sizes), strict=True):
-        yield rows, of_rows, torch.arange(len(rows)) != 950
-
-
-def drawn_on(rank, num_ranks=1):
-    """Values of rows that are drawn from more of them, which ranks take in turn, and the rows'
-    numbers.
-    """
-    found = {}
-    for name, sizes in DEALT.items():
-        kinds = (
-            IntrinsicDimension(DIM, seed=7),
-            AfterProcessing(DIM),
-            TokenMoments(DIM),
-        )
-        for metric in kinds:
-            for batch in [*dealt_batches(sizes)][rank::num_ranks]:
-                metric.update(*batch)
-        dimension, processing, moments = kinds
-        values = {**dimension.compute(), **processing.compute(), **moments.compute()}
-        with dimension.sync_context():
-            found[name] = values, dimension.samples()
-    return found
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, worker_id):
     """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers
@@ -256,14 +214,3 @@ def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
         assert_values(
             result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12
         )
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_the_same_rows_are_drawn_on_any_number_of_ranks(num_ranks, tmp_path):
-    one = drawn_on(0)
-    for rank in on_two_ranks(drawn_on, tmp_path, num_ranks, world_size=num_ranks):
-        for name, (values, samples) in one.items():
-            of_rank, samples_of_rank = rank[name]
-            assert samples_of_rank["positions"].equal(samples["positions"]), name
-            assert samples_of_rank["rows"].equal(samples["rows"])
-            assert_values(of_rank, values, rtol=1e-6)

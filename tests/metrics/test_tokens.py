@@ -17,7 +17,6 @@ from research.within_token_variance import bursts, nested, shares, text_share
 from tests import references
 from tests.data import (
     assert_values,
-    floats,
     texts,
     token_rows,
     updated,
@@ -38,7 +37,6 @@ REGRESSIONS = {
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
     expected = (
         references.row_values(x)
-        | references.outlier_values(x)
         | references.token_values(x, ids)
         | references.unbiased_values(x, ids)
     )
@@ -184,30 +182,20 @@ def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     assert metric.num_rows == 18
 
 
-def in_forward_passes(model, batches, **options):
-    with (
-        observe(model, metrics=lambda dim: [TokenMoments(dim)], **options) as geometry,
-        torch.no_grad(),
-    ):
-        for batch in batches:
-            model(**batch)
-    return geometry.compute()["block.01"]
-
-
 @pytest.mark.parametrize("padding", [None, "left"])
 def test_sequences_are_those_of_the_batches_of_a_model(padding):
     model = gpt_neox().eval()
     batches = [token_batch(rows=3, length=12, seed=seed, padding=padding) for seed in (0, 1)]
     hidden, ids, sequences = [], [], []
-    for batch in batches:
-        with torch.no_grad():
-            states = model(**batch, output_hidden_states=True).hidden_states[2]
+    with observe(model, metrics=lambda dim: [TokenMoments(dim)]) as geometry, torch.no_grad():
+        states = [model(**each, output_hidden_states=True).hidden_states[2] for each in batches]
+    for batch, of_batch in zip(batches, states, strict=True):
         mask = batch["attention_mask"].bool()
-        hidden.append(states[mask])
+        hidden.append(of_batch[mask])
         ids.append(batch["input_ids"][mask])
         sequences.append((torch.arange(3) + 3 * len(sequences))[:, None].expand(3, 12)[mask])
     expected = references.unbiased_values(torch.cat(hidden), torch.cat(ids), torch.cat(sequences))
-    assert_values(floats(in_forward_passes(model, batches)), expected, rtol=1e-6)
+    assert_values(geometry.compute()["block.01"], expected, rtol=1e-6)
 
 
 CONTEXT = ("V_W_local", "V_W_text", "V_W_text_over_V_W")

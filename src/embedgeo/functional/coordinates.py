@@ -58,7 +58,7 @@ class CoordinateMoments(PooledState):
     largest = ("max_abs",)
 
     @classmethod
-    def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
+    def empty(cls, dim: int = 0, *, device: torch.device | None = None) -> "CoordinateMoments":
         """The moments of no rows."""
         n = torch.zeros(2, dtype=torch.float64, device=device)
         row = n.new_zeros(2, dim)

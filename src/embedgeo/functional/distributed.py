@@ -349,11 +349,10 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
         _reduce([tensor for tensors in given for tensor in tensors.values()], op, group)
         return [*given]
 
-    maxima = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
-    counts = reduced([way.counts(found) for way, found in zip(ways, maxima, strict=True)])
-    sums = reduced([way.sums(found) for way, found in zip(ways, counts, strict=True)])
-    squares = reduced([way.squares(found) for way, found in zip(ways, sums, strict=True)])
-    return [way.result(found) for way, found in zip(ways, squares, strict=True)]
+    found = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
+    for phase in ("counts", "sums", "squares"):
+        found = reduced([getattr(way, phase)(each) for way, each in zip(ways, found, strict=True)])
+    return [way.result(each) for way, each in zip(ways, found, strict=True)]
 
 
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:

@@ -33,13 +33,7 @@ class RowGroup(PooledState):
     num_first: Tensor
 
     powers = (("mean", "m2"),)
-
-    @classmethod
-    def empty(cls, dim: int) -> "RowGroup":
-        """The group of no rows."""
-        zero = torch.zeros((), dtype=torch.float64)
-        row = zero.new_zeros(dim)
-        return cls(zero, row, row, zero)
+    of_coordinates = "mean", "m2"
 
     def share_of_variance(self, mean: Tensor, m2: Tensor) -> Tensor:
         """Share of the squared deviations of all rows, ``m2``, shape (d,), about their ``mean``,

@@ -5,7 +5,7 @@ All sums of squares are of differences from a mean, so that no two large numbers
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -110,6 +110,18 @@ class PooledState(State):
 
     largest: ClassVar[tuple[str, ...]] = ()
     """Names of what the elementwise maximum is taken of."""
+
+    of_coordinates: ClassVar[tuple[str, ...]] = ()
+    """Names of what has an entry for each coordinate, shape (d,); the others are scalars."""
+
+    @classmethod
+    def empty(cls, dim: int = 0) -> Self:
+        """The moments of no rows."""
+        zero = torch.zeros((), dtype=torch.float64)
+        names = (field.name for field in fields(cls))
+        return cls(
+            **{name: zero.new_zeros(dim) if name in cls.of_coordinates else zero for name in names}
+        )
 
     def merge(self, other: Self) -> Self:
         """The moments of the rows of both."""
@@ -261,13 +273,7 @@ class Moments(PooledState):
 
     powers = ("mean", "m2"), ("norm_mean", "norm_m2")
     largest = ("norm_max",)
-
-    @classmethod
-    def empty(cls, dim: int) -> "Moments":
-        """The moments of no rows."""
-        scalar = torch.zeros((), dtype=torch.float64)
-        row = scalar.new_zeros(dim)
-        return cls(scalar, row, row, scalar, scalar, scalar, scalar, row)
+    of_coordinates = "mean", "m2", "direction_sum"
 
 
 def row_moments(x: Tensor) -> Moments:

@@ -30,12 +30,7 @@ class SequenceSimilarity(PooledState):
     distances: Tensor
 
     powers = (("mean", "m2"),)
-
-    @classmethod
-    def empty(cls, dim: int) -> "SequenceSimilarity":
-        """The state of no rows."""
-        zero = torch.zeros((), dtype=torch.float64)
-        return cls(zero, torch.zeros(dim, dtype=torch.float64), zero, zero, zero)
+    of_coordinates = ("mean",)
 
 
 def directions_of(rows: Rows) -> Rows:

@@ -59,7 +59,7 @@ class Scatter(PooledState):
     largest = ("eps",)
 
     @classmethod
-    def empty(cls, dim: int) -> "Scatter":
+    def empty(cls, dim: int = 0) -> "Scatter":
         """The scatter of no rows, in a matrix of shape (1, 1), which broadcasts: see `expanded`."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1), zero)
@@ -439,7 +439,7 @@ class AnisotropyBatches(PooledState):
     size: int  # rows in a batch
 
     @classmethod
-    def empty(cls, dim: int, size: int) -> "AnisotropyBatches":
+    def of_size(cls, dim: int, size: int) -> "AnisotropyBatches":
         """The state before any rows."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(zero, zero, zero, torch.zeros(0, dim), size)

@@ -434,11 +434,6 @@ class WithinMoments(PooledState):
     n_paired: Tensor  # number of rows of the batches that have a within-token variance, scalar
     within: Tensor  # the sum over these rows of their batch's within-token variance, scalar
 
-    @classmethod
-    def empty(cls) -> "WithinMoments":
-        """The moments of no batches."""
-        return cls(*torch.zeros(3, dtype=torch.float64))
-
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences.

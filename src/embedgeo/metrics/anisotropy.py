@@ -220,7 +220,7 @@ class Anisotropy(GeometryMetric):
                 "as many rows."
             )
         if batch_size is not None:
-            self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
+            self.declare(AnisotropyBatches.of_size(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
         if self.sample_size is not None:

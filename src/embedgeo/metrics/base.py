@@ -220,11 +220,8 @@ class GeometryMetric(Metric):
                 another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
-        if (
-            token_ids is not None
-            and rows.ids.token_ids is not None
-            and has_rows_without_type(rows.ids.token_ids)
-        ):
+        ids = None if token_ids is None else rows.ids.token_ids
+        if ids is not None and has_rows_without_type(ids):
             if not self._warned_of_rows_without_type:
                 warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
             self._warned_of_rows_without_type = True

@@ -59,16 +59,11 @@ def extra_metrics(
 
 def require_extra_names(names: Sequence[str]) -> None:
     """Raise ValueError unless these are names of `extra_metrics`, each once."""
-    if (
-        isinstance(names, str)
-        or len(set(names)) < len(names)
-        or not set(names) <= set(EXTRA_METRICS)
-    ):
-        given = [names] if isinstance(names, str) else names
-        unknown = next((name for name in given if name not in EXTRA_METRICS), "")
+    wrong = [name for name in names if name not in EXTRA_METRICS]
+    if isinstance(names, str) or wrong or len(set(names)) < len(names):
         raise ValueError(
             f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got "
-            f"{names!r}.{did_you_mean(unknown, EXTRA_METRICS)}"
+            f"{names!r}.{did_you_mean(''.join(wrong[:1]), EXTRA_METRICS)}"
         )
 
 

@@ -151,7 +151,7 @@ class NextTokenGeometry(GeometryMetric):
         self.max_types = max_types
         self._unembedding = None if unembedding is None else unembedding.detach()
         self.declare(TokenTable.empty(dim), "type_")
-        self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
+        self.declare(SequenceCount.empty())
 
     def update_states(self, rows: Rows) -> None:
         labelled = labelled_by_next(rows)

@@ -239,7 +239,7 @@ class TokenMoments(GeometryMetric):
             self.declare(Moments.empty(dim))
             self.declare(RowGroup.empty(dim), "first_")
         self.declare(TokenTable.empty(dim), "type_")
-        self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
+        self.declare(SequenceCount.empty())
 
     def update_states(self, rows: Rows) -> None:
         if self.count_range is not None and rows.ids.token_ids is None:
