@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import StepMonitor
+from embedgeo import StepMonitor, observe
 from embedgeo.capture.structure import measured_model
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
@@ -167,10 +167,27 @@ def trained_apart(rank, how):
     return num_steps, measured, of_monitors(caught)
 
 
+def observed_alone(rank):
+    """What a rank that asks for values is told, at first alone, and a sum of both after it."""
+    model, told = NanoGPT(), []
+    for asking in (1, 2, 1):
+        with torch.no_grad(), observe(model, "embed") as geometry:
+            model(token_batch(2, seed=rank)["input_ids"])
+        geometry.wait_seconds, said = 0.5, ""
+        try:
+            said = str(geometry.compute()["embed"]["n"] if rank < asking else "")
+        except RuntimeError as error:
+            said = str(error)[-25:]
+        total = torch.tensor(rank + 1)
+        dist.all_reduce(total)
+        told.append((said, int(total)))
+    return told
+
+
 def everything(rank):
     refusals_of_parts(rank)
     sharded = all_sharded_losses(rank)
-    return sharded, {how: trained_apart(rank, how) for how in APART}
+    return sharded, {how: trained_apart(rank, how) for how in APART}, observed_alone(rank)
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +196,21 @@ def ranks(tmp_path_factory):
 
 
 def test_ranks_train_as_without_the_forward_passes_of_the_monitor(ranks):
-    for sharded, _ in ranks:
+    for sharded, *_ in ranks:
         for form in sharded:
             for how, losses in form.items():
                 assert losses == form["plain"], how
 
 
+def test_values_are_refused_to_a_rank_alone_and_no_other_collective_meets_theirs(ranks):
+    alone = "Call it on every rank."
+    for number, (*_, told) in enumerate(ranks):
+        values = ("", "48.0", "") if number else (alone, "48.0", alone)
+        assert [(said[-len(alone) :], total) for said, total in told] == [(v, 3) for v in values]
+
+
 def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(ranks):
-    for number, (_, apart) in enumerate(ranks):
+    for number, (_, apart, _) in enumerate(ranks):
         for how, (num_steps, measured, told) in apart.items():
             assert num_steps == 8, how
             if measured is not None:

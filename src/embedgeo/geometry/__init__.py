@@ -37,9 +37,12 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import (
     Group,
+    Meetings,
+    OtherRankError,
     OwnGroup,
     all_reduce_max,
     current_rank,
+    has_other_ranks,
     is_distributed,
     num_ranks,
     together,
@@ -94,6 +97,10 @@ class Geometry:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the
             same key.
     """
+
+    wait_seconds = 60.0
+    """How long a rank waits for the others before it exchanges values with them, at most: also a
+    fourth of the time limit of the default process group."""
 
     keeps_samples = False
     num_rows = 0
@@ -169,6 +176,7 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
+        self._meet()
         own = self._own_records()
         if self._group is not None:
             own = self._agreed_on_ranks(own)
@@ -217,6 +225,7 @@ class Geometry:
         Args:
             kind: ``"tokens"``, or another one that a metric's ``token_tables`` have.
         """
+        self._meet()
         return export.tables_of_types(self.measured_layers(), kind)
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
@@ -227,6 +236,7 @@ class Geometry:
         difference or a mean of values from the same groups take those of the deviations; its
         squared standard error is the sum of squares.
         """
+        self._meet()
         return export.layer_tables(self.measured_layers())
 
     def samples(self) -> dict[str, LayerSample]:
@@ -243,6 +253,7 @@ class Geometry:
             names = [layer.name for layer in self.layers if layer.name in self._metrics]
             metrics = {name: self._metrics[name] for name in names}
         else:
+            self._meet()
             metrics = {each.name: each.metrics for each in self.measured_layers()}
             defaults.require_samples(metrics.values())
         samples = {
@@ -448,6 +459,21 @@ class Geometry:
         """
         self._is_off = True
         self.reset()
+
+    def _meet(self) -> None:
+        """Wait until all ranks have come, where no monitor has seen to that: no collective may
+        begin without one, among those of training.
+        """
+        if self._stage_group is not None or not has_other_ranks():
+            return
+        meetings = Meetings("observe")
+        answer = meetings.begin(self.wait_seconds, {})
+        meetings.leave()
+        if answer is None:
+            raise OtherRankError(
+                "values are those of the rows of all ranks; some have not come to this call in "
+                "time. Call it on every rank."
+            )
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
