@@ -163,14 +163,15 @@ class Substitutes(NamedTuple):
         """The substitutes from rows, shape (n, d), and their token types, shape (n,)."""
         finite = rows.isfinite().all(1)
         rows = rows[finite].double()
-        n, mean, scatter, _ = row_scatter(rows)
-        values, vectors = torch.linalg.eigh(scatter / n.clamp(min=1))
+        moments = row_scatter(rows)
+        scatter = moments.scatter
+        values, vectors = torch.linalg.eigh(scatter / moments.n.clamp(min=1))
         values, vectors = values.flip(0), vectors.flip(1)
         vectors = vectors * (values > len(values) * torch.finfo(values.dtype).eps * values[0])
         coordinates = scatter.diagonal().argsort(descending=True, stable=True)
         types = token_table(rows, token_ids[finite]).typed()
         deviations = values.clamp(min=0).sqrt()
-        return cls(mean, vectors, deviations, coordinates, types.token_ids, types.mean)
+        return cls(moments.mean, vectors, deviations, coordinates, types.token_ids, types.mean)
 
     def replaced(self, name: str, rows: Tensor, token_ids: Tensor, number: int) -> Tensor:
         """The rows of the sequence of this number, shape (n, d), replaced."""

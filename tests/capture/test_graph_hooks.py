@@ -96,6 +96,7 @@ def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_
     for i in range(num_steps):
         before = backend.runs
         if measured(i):
+            geometry.probe.forget_weights()
             geometry.probe.attach()
         run(ids).square().mean().backward()
         geometry.probe.detach()
