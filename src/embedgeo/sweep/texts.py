@@ -187,9 +187,11 @@ def prepare_texts(
                 tokenizer, identity = find_tokenizer(checkpoints, settings, folder)
                 make = partial(_tokenize, copy(cut), tokenizer, fitted, for_encoder, sha256)
             key = for_encoder, identity, fitted.length
-            texts[model_name] = prepared[key] = prepared.get(key) or make()
+            if key not in prepared:
+                prepared[key] = make()
+            texts[model_name] = prepared[key]
             if model is not None:
-                require_fit(model, texts[model_name], fitted)
+                require_fit(model, prepared[key], fitted)
     return texts, lines
 
 
