@@ -247,11 +247,11 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     modules = [*model.modules()]
     limited = [m.weight for m in modules if isinstance(m, _TABLES) and m.max_norm is not None]
     copies = {id(weight): weight.detach().clone() for weight in limited}
+    is_sharded = any(isinstance(module, FullyShardedDataParallel) for module in modules)
     weights = [
         (name, weight, weight.data, version(weight))
-        for name, weight in model.named_parameters()
-        if not any(isinstance(module, FullyShardedDataParallel) for module in modules)
-        and weight.is_floating_point()
+        for name, weight in ([] if is_sharded else model.named_parameters())
+        if weight.is_floating_point()
         and local_part(weight) is weight
         and not (weight.is_meta or is_lazy(weight) or hasattr(weight, "ds_id"))
     ]
