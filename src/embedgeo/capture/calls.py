@@ -144,8 +144,8 @@ def first_float(value: Any) -> Tensor | None:
 
 
 def num_states(output: Any, hidden: Tensor) -> int:
-    """How many tensors of the shape of its hidden state a module gives; of a block whose output is
-    a branch and the residual stream, neither of which is that, there are two. A named tuple tells.
+    """How many tensors in a module's output have the shape of its hidden state: two where it gives
+    a branch and the residual stream, neither of which is that state. A named tuple tells which is.
     """
     parts = output if type(output) in (tuple, list) else [output]
     tensors = [each for each in parts if isinstance(each, Tensor) and each.is_floating_point()]

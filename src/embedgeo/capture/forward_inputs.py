@@ -451,7 +451,7 @@ class ForwardInputs:
         self._lookups: list[tuple[nn.Module, Tensor, Tensor]] = []
         # by table, shape and number of those that differ
         self.token_ids: dict[tuple[nn.Module, torch.Size, int], Tensor] = {}
-        self._later_ids = dict(self.token_ids)  # of the next forward pass
+        self._later_ids: dict[tuple[nn.Module, torch.Size, int], Tensor] = {}  # of the next pass
         self._num_virtual = 0  # positions in front of the tokens
         self._square_rows: Tensor | None = None  # of the table, of as many sequences as positions
         self._has_new_ids = False  # since the last call of a module without a table
