@@ -67,6 +67,7 @@ class SweepFolder:
         self.checkpoints = self.path / "checkpoints"
         self.failed = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
+        self._manifest = dict[str, Any]()  # as it was read; it does not change
 
     def open(self, settings: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
         """Make the folder, with further ``entries`` in its manifest, or go on with one made with
@@ -134,8 +135,8 @@ class SweepFolder:
     def manifest(self) -> dict[str, Any]:
         """The content of ``manifest.json``; empty where there is none yet."""
         path = self.path / "manifest.json"
-        if not path.exists():
-            return {}
+        if self._manifest or not path.exists():
+            return self._manifest
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
             dict(manifest["asked"])
@@ -143,6 +144,7 @@ class SweepFolder:
             raise ValueError(
                 f"{self.path} must be a new folder or that of a sweep; {path} is none of a sweep's."
             ) from error
+        self._manifest = manifest
         return manifest
 
     def done(self) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import (
@@ -26,10 +26,10 @@ from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, l
 from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record
 
-_HF_CALLBACKS = "transformers.integrations.integration_utils"
+if TYPE_CHECKING:
+    from embedgeo.drawing import Png
 
-Png = tuple[bytes, int, int]
-"""A picture, its width and height."""
+_HF_CALLBACKS = "transformers.integrations.integration_utils"
 
 _WANDB_STYLE = (
     "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
@@ -57,7 +57,7 @@ class Adapter:
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         """Write a text: what the metrics mean, at the first measurement; what happened so far."""
 
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
+    def write_image(self, tag: str, picture: "Png", step: int) -> None:
         """Write a picture when it is drawn."""
 
 
@@ -194,7 +194,7 @@ class TensorBoard(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._writer.add_text(tag, markdown, step)
 
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
+    def write_image(self, tag: str, picture: "Png", step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         # `SummaryWriter.add_image` would decode, resize and encode it again
@@ -228,7 +228,7 @@ class Wandb(Adapter):
         html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])
         self._log(step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
+    def write_image(self, tag: str, picture: "Png", step: int) -> None:
         with TemporaryDirectory() as folder:  # of another thing than a file it makes a new one
             path = Path(folder) / "picture.png"
             path.write_bytes(picture[0])
