@@ -4,6 +4,7 @@ that broke off.
 
 import errno
 import logging
+import re
 import shlex
 import subprocess
 import sys
@@ -317,7 +318,10 @@ def test_what_is_not_measured_again_at_the_step_of_a_resumption_stays(tmp_path):
     assert {*read(tmp_path).query("step == 2")["layer"]} == {"00", "01"}
 
 
-def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(
+    tmp_path, is_there
+):
     code = f"""if True:
         from pathlib import Path
         from embedgeo.results.parquet import HistoryFile
@@ -330,11 +334,14 @@ def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exi
                 write()
             except OSError:
                 print("full")
-        folder.unlink()
+        if {is_there}:
+            folder.unlink()
     """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "full\nfull\n"
-    assert written(tmp_path / "run") == {"history.parquet": [0]}
+    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "history.parquet"] * is_there
+    said = f"embedgeo: {tmp_path / 'run' / 'history.parquet'} could not be written: .*\n"
+    assert re.fullmatch(said * (not is_there), done.stderr)
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):

@@ -4,6 +4,7 @@ import atexit
 import json
 import math
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, reason
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import replacing
@@ -235,7 +236,7 @@ class HistoryFile:
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
-        atexit.register(self.write)
+        atexit.register(self._write_at_exit)
 
     def add(self, records: Sequence[Record]) -> str:
         """Add the records of one measurement, if there are any; see `write`."""
@@ -277,8 +278,14 @@ class HistoryFile:
         interpreter's exit tries again.
         """
         said = self.write()
-        atexit.unregister(self.write)
+        atexit.unregister(self._write_at_exit)
         return said
+
+    def _write_at_exit(self) -> None:
+        try:
+            self.write()
+        except Exception as error:
+            print(f"embedgeo: {self.path} could not be written: {reason(error)}", file=sys.stderr)
 
     def _read_earlier(self) -> pa.Table:
         """The records of the file that stay in it; what is no history is moved aside."""
