@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.functional import layer_norm
 
 from embedgeo.functional import anisotropy, power_law
 from embedgeo.metrics import Anisotropy
@@ -90,6 +91,16 @@ def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
         metric = updated(Anisotropy(52, spectrum=True), x @ torch.linalg.qr(gaussian(52, 52))[0])
         for value in power_law(metric.eigenvalues(), window):
             assert value.isnan() != is_defined
+
+
+@pytest.mark.parametrize("dim", [16, 64, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alpha_of_normalised_rows_is_not_of_the_rounding_of_their_sum(dim, dtype):
+    x = 0.3 + spectral(2048, [i**-0.8 for i in range(1, dim + 1)])
+    wide, rows = (layer_norm(each, (dim,)) for each in (x, x.to(dtype)))
+    found = updated(Anisotropy(dim, spectrum=True), rows).compute()["alpha_req"]
+    expected, _ = references.alpha_req(wide, (11, min(99, dim - 1))).values()
+    assert float(found) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_sample_gives_the_values_of_its_rows():

@@ -29,6 +29,7 @@ SMALL_DIM = 192
 # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
 ALPHA_WINDOW = (11, 99)
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
+_DROP = 1e-4  # factor from one fitted eigenvalue to the next, after which there is only rounding
 # elements of rows whose products are summed in float32, before they are added in float64
 _SCATTER_ELEMENTS = 1 << 22
 _CENTRED_ROWS = 1024  # rows centred at a time, so that they stay in the processor's cache
@@ -354,8 +355,10 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
 
     Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense
-    log i gets; R² has the same weights. Eigenvalues of the window that are 0 are left out; of fewer
-    than three both are NaN, and R² is where all λᵢ are equal.
+    log i gets; R² has the same weights. Eigenvalues of the window that are 0 are left out, and so
+    are those after a drop to less than a ten-thousandth: the last one of normalised rows, which sum
+    to a constant, is their rounding. Of fewer than three both are NaN, and R² is where all λᵢ are
+    equal.
 
     Args:
         eigenvalues: shape (d,), in descending order.
@@ -366,7 +369,9 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     (0.7, 1.0)
     """
     i = torch.arange(1, len(eigenvalues) + 1, dtype=eigenvalues.dtype, device=eigenvalues.device)
+    drops = (i[1:] > window[0]) & (eigenvalues[1:] < _DROP * eigenvalues[:-1])
     used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > 0)
+    used[1:] &= drops.cumsum(0) == 0
     weights = ratio(used / i, (used / i).sum())
     x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
     x, y = (values - torch.dot(weights, values) for values in (x, y))
