@@ -145,7 +145,33 @@ def test_a_module_without_a_forward_is_run_on_ids_by_the_model_inside(tmp_path):
 )
 def test_averages_are_not_taken_for_the_last_weights(averaging, tmp_path):
     before, after = (GeometryMonitor(20, metrics=moments, prefix=name) for name in ("a", "b"))
-    with pytest.warns(UserWarning, match="last step, 48, .*Averaging has put averages") as caught:
+    with pytest.warns(
+        UserWarning, match="last step, 48, .*others have been put in their place"
+    ) as caught:
         fit(tmp_path, before, averaging, after, max_epochs=3)
     assert len(of_monitors(caught)) == 1
     assert (steps(before), steps(after)) == ([0, 20, 40, 48], [0, 20, 40])
+
+
+class Puts(L.Callback):
+    """Puts other weights in place of those of the last step, or moves them after each."""
+
+    def __init__(self, event):
+        setattr(self, event, self._put)
+
+    def _put(self, trainer, module, *_):
+        weights = {name: 2 * each for name, each in module.state_dict().items()}
+        module.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("probe", [None, [token_batch(4)]], ids=["batches", "probe"])
+def test_weights_that_a_callback_puts_in_their_place_are_not_taken_for_the_last_ones(
+    tmp_path, probe
+):
+    monitors = [GeometryMonitor(4, metrics=moments, probe=probe, prefix=name) for name in "abc"]
+    with pytest.warns(UserWarning, match="others have been put in their place") as caught:
+        fit(tmp_path, monitors[0], Puts("on_train_end"), monitors[1], max_steps=6)
+    assert len(of_monitors(caught)) == 1
+    assert (steps(monitors[0]), steps(monitors[1])) == ([0, 4, 6], [0, 4])
+    fit(tmp_path, monitors[2], Puts("on_train_batch_end"), max_steps=6)
+    assert steps(monitors[2]) == [0, 4, 6]

@@ -1,19 +1,20 @@
 """The monitor as a Lightning callback."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
+from embedgeo.capture.torch_names import local_part
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded
@@ -22,6 +23,7 @@ from embedgeo.training.monitor import Monitor, TrainingRun
 
 # of ddp_spawn and ddp_fork: sends callback_metrics by a pipe that is read once processes have ended
 _WITH_PIPE = "_MultiProcessingLauncher"
+_WATCHED = 4  # parameters, by 16 numbers of each, that tell whether others are in their place
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -134,6 +136,9 @@ class GeometryMonitor(Monitor, Callback):
         super()._reset()
         self._last_values: dict[str, float] = {}
         self._made_lenient: list[EarlyStopping] = []
+        self._watched: Sequence[Tensor] = []  # a few parameters
+        self._left: list[Tensor] = []  # numbers of these after the last batch
+        self._are_moved = False  # by the run itself, after each batch
 
     @property
     def state_key(self) -> str:
@@ -180,6 +185,8 @@ class GeometryMonitor(Monitor, Callback):
             folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
+        trained = [each for each in pl_module.parameters() if each.requires_grad]
+        self._watched = trained[len(trained) // 8 :: max(1, len(trained) // _WATCHED)]
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -194,11 +201,14 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._before_batch(trainer.global_step, batch)
+        if trainer.global_step in (self._window_start, self._measured_step):
+            self._are_moved = self._are_moved or self._are_others()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
+        self._left = [*map(_few, self._watched)] if self.measure_last else []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch
@@ -218,23 +228,25 @@ class GeometryMonitor(Monitor, Callback):
             for tag in filter(self._is_own, [*trainer.callback_metrics]):
                 del trainer.callback_metrics[tag]
 
-    def _is_last_due(self, step: int) -> bool:
-        is_due = super()._is_last_due(step)
-        for callback in self._trainer.callbacks if is_due else ():  # type: ignore[attr-defined]
-            if callback is self:
-                break
-            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-                self._warn(
-                    f"the weights of the last step, {step}, are not measured, because "
-                    f"{type(callback).__name__} has put averages in their place. List the monitor "
-                    "before it in callbacks=, which changes nothing else."
-                )
-                return False
-        return is_due
+    def _are_others(self) -> bool:
+        """Tell whether other weights are in the place of those after the last batch."""
+        pairs = zip(map(_few, self._watched), self._left, strict=False)
+        return any(now.shape == left.shape and not now.equal(left) for now, left in pairs)
+
+    def _why_not_last(self, step: int) -> str:
+        if self._are_moved or not self._are_others():
+            return ""
+        self._warn(
+            f"the weights of the last step, {step}, are not measured, because others have been put "
+            "in their place since, such as averages or the best ones. List the monitor before the "
+            "callback that does it in callbacks=, which changes nothing else."
+        )
+        return "other weights"
 
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
+        self._watched, self._left = [], []
         if hasattr(self, "_trainer"):
             del self._trainer
 
@@ -285,6 +297,11 @@ class GeometryMonitor(Monitor, Callback):
 
     def _loggers(self) -> Iterable[object]:
         return self._trainer.loggers if self._trainer.is_global_zero else ()
+
+
+def _few(weight: Tensor) -> Tensor:
+    """A copy of the first numbers of this rank's part of a parameter."""
+    return local_part(weight).detach().reshape(-1)[:16].clone()
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

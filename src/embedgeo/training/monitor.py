@@ -692,10 +692,8 @@ class Monitor(ABC):
         if self._window_start is not None:
             self._measure(self._window_start)
         if self._is_last_due(step):
-            if self.probe is None:
-                self._measure_recent(step)
-            else:
-                self._measure_probe(step)
+            measure = self._measure_recent if self.probe is None else self._measure_probe
+            measure(step, self._why_not_last(step))
         if not self._failed:
             with self._own_work():
                 self._illustrations.write(self._loggers(), self.history, last=True)
@@ -707,6 +705,10 @@ class Monitor(ABC):
             and self._geometry is not None
             and step not in (self._first_step, self._measured_step)
         )
+
+    def _why_not_last(self, step: int) -> str:
+        """Why the last weights cannot be measured on this rank; it has been said."""
+        return ""
 
     def _leave_out_last(self, step: int) -> None:
         """Drop what is not computed yet, which would be of this rank's rows alone."""
@@ -741,9 +743,9 @@ class Monitor(ABC):
                 command = shell_command("embedgeo", "report", file.path.parent)
                 self._say(f"its history is in {file.path}; to look at it: {command}")
 
-    def _measure_probe(self, step: int) -> None:
+    def _measure_probe(self, step: int, why_not: str = "") -> None:
         assert self.probe is not None
-        if not self._all_come(f"the probe of step {step}"):
+        if not self._all_come(f"the probe of step {step}", why_not):
             return
         with self._own_work():
             num_batches = self._run_model(self.probe)
@@ -756,12 +758,13 @@ class Monitor(ABC):
             self._num_probe_batches = num_batches
         self._measure(step)
 
-    def _measure_recent(self, step: int) -> None:
+    def _measure_recent(self, step: int, why_not: str = "") -> None:
         """Measure the last weights on the last full training batches, if there are any, run again
         as in a training step.
         """
         batches = self._last_batches.full()
-        if not self._all_come(f"the last step, {step}", "" if batches else "no batch is kept"):
+        why_not = why_not or ("" if batches else "no batch is kept")
+        if not self._all_come(f"the last step, {step}", why_not):
             return
         assert self._geometry is not None
         try:

@@ -44,7 +44,8 @@ class StepMonitor(Monitor):
     model between measured steps, and a failure turns the monitor off with one warning.
 
     `close` the monitor after the last step, or use it as a context manager: it completes the last
-    measurement, measures the last weights and writes the rest of the history file. A loop that just
+    measurement, measures the last weights and writes the rest of the history file. The last weights
+    are those that the model has then: close it before others are loaded. A loop that just
     ends loses the last weights, and on several ranks the measurement that the next step would have
     completed; the file is then completed when the interpreter exits.
 
