@@ -33,6 +33,7 @@ from embedgeo.capture.torch_names import (
     is_transformed,
     running_stage,
     version,
+    without_modes,
 )
 from embedgeo.functional.distributed import has_other_ranks
 from embedgeo.layer_names import side
@@ -57,7 +58,8 @@ class _Hook:
             return
         try:
             self.probe.require_one_thread()
-            self.read(module, *call)
+            with without_modes():
+                self.read(module, *call)
         except Exception as error:
             error.add_note(self.place)
             if self.probe.on_error is None:

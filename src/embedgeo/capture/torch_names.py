@@ -10,13 +10,14 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.utils import _python_dispatch as dispatch
 
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Names by which torch.compile, FSDP and checkpoint wrappers hold a module; another one would show
@@ -92,9 +93,8 @@ def meta_values() -> AbstractContextManager[Any]:
     A number is 1, no element is zero, and products of groups of rows, as of a mixture of experts,
     are made in every dtype.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class MetaValues(TorchDispatchMode):
+    class MetaValues(dispatch.TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -110,6 +110,19 @@ def meta_values() -> AbstractContextManager[Any]:
 
     make: Callable[[], AbstractContextManager[Any]] = MetaValues
     return make()
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Context in which no ``TorchDispatchMode`` of others sees what runs: that of selective
+    activation checkpointing would keep it in place of the model's own.
+    """
+    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            dispatch._push_mode(mode)
 
 
 def fsdp1_sizes(model: nn.Module) -> list[int]:
