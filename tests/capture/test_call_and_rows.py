@@ -2,6 +2,8 @@
 they are given, against their own states.
 """
 
+from collections import namedtuple
+
 import pytest
 import torch
 import transformers as hf
@@ -403,27 +405,55 @@ def test_embeddings_of_several_look_ups_all_count():
     assert "token_types" not in values["block.00"]
 
 
-def test_blocks_that_give_a_branch_and_the_residual_stream_are_refused():
-    class Branch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 8)
+class Branches(Small):
+    """Its blocks give two tensors of the shape of their input, the second of which is the state."""
 
-        def forward(self, x, residual=None):
-            residual = x if residual is None else x + residual
-            return self.dense(self.norm(residual)), residual
+    def __init__(self, give):
+        super().__init__()
 
-    class Branches(Small):
-        def forward(self, ids):
-            x = self.word(ids), None
-            for layer in self.layers:
-                x = layer(*x)
-            return sum(x)
+        class Branch(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 8)
 
-    model = Branches()
-    model.layers = nn.ModuleList([Branch(), Branch()])
+            def forward(self, x):
+                return give(99 * self.dense(self.norm(x)), x + 1)
+
+        self.layers = nn.ModuleList([Branch(), Branch()])
+
+    def forward(self, ids):
+        x = self.word(ids)
+        for layer in self.layers:
+            output = layer(x)
+            _, x = output.values() if isinstance(output, dict) else output
+        return x
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda *two: two,
+        lambda *two: dict(zip("ab", two, strict=True)),
+        namedtuple("Two", ["branch", "residual"]),
+    ],
+)
+def test_blocks_that_give_a_branch_and_the_residual_stream_are_refused(give):
     with pytest.raises(ValueError, match=r"'block.00' must return one hidden state; its Branch"):
-        measured(model, ids_of())
+        measured(Branches(give), ids_of())
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda branch, state: {"branch": branch, "hidden_states": state},
+        namedtuple("Output", ["branch", "last_hidden_state"]),
+    ],
+)
+def test_of_several_outputs_the_one_that_is_named_so_is_the_hidden_state(give):
+    model = Branches(give)
+    values = measured(model, ids_of())
+    state = (model.word(ids_of()) + 1).detach()
+    assert values["block.00"]["Q"] == pytest.approx(float(state.square().sum(-1).mean()), rel=1e-6)
 
 
 LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from embedgeo import Drift, full_metrics
+from embedgeo.training.batches import kept_generators
 from tests.models import hooks
 from tests.training.runs import (
     RESUMED,
@@ -107,6 +108,15 @@ def test_what_passes_of_theirs_leave_in_modules_is_taken_out(way, tmp_path):
     assert_same_training(plain, run)
     outputs = [each.model(**batches(1)[0]).logits for each in (plain, run)]
     assert torch.equal(*outputs)
+
+
+def test_a_loader_with_persistent_workers_goes_on_where_it_was_after_a_probe():
+    loader = DataLoader(range(6), 2, num_workers=1, persistent_workers=True)
+    training = iter(loader)
+    seen = next(training).tolist()
+    with kept_generators(loader):
+        assert len([*loader]) == 3
+    assert [*seen, *(each for batch in training for each in batch.tolist())] == [*range(6)]
 
 
 @every_way

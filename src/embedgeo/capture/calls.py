@@ -26,6 +26,7 @@ from embedgeo.capture.torch_names import local_part, own_attributes, version
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 _MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
 _SYNC = "require_forward_param_sync"  # of DDP: the next forward broadcasts the buffers of rank 0
+_STATES = "last_hidden_state", "hidden_states"  # names of the one among several outputs
 _TABLES = nn.Embedding, nn.EmbeddingBag
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # the ``forward`` inside of what watches it
@@ -134,6 +135,8 @@ def first_float(value: Any) -> Tensor | None:
     """The first floating-point tensor in the arguments or the output of a module."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
+    if (named := named_state(value)) is not None:
+        return named
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
@@ -143,11 +146,23 @@ def first_float(value: Any) -> Tensor | None:
     return None
 
 
+def named_state(output: Any) -> Tensor | None:
+    """The tensor that a dict or a named tuple calls the hidden state."""
+    for name in _STATES:
+        state = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if isinstance(state, Tensor):
+            return state
+    return None
+
+
 def num_states(output: Any, hidden: Tensor) -> int:
     """How many tensors in a module's output have the shape of its hidden state: two where it gives
-    a branch and the residual stream, neither of which is that state. A named tuple tells which is.
+    a branch and the residual stream, neither of which is that state. A name tells which is.
     """
-    parts = output if type(output) in (tuple, list) else [output]
+    if named_state(output) is hidden:
+        return 1
+    parts = output.values() if isinstance(output, dict) else output
+    parts = parts if isinstance(output, tuple | list | dict) else [output]
     tensors = [each for each in parts if isinstance(each, Tensor) and each.is_floating_point()]
     return len([each for each in tensors if each.shape == hidden.shape])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.calls import first_float, first_input, num_states
+from embedgeo.capture.calls import first_float, first_input, named_state, num_states
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
 from embedgeo.capture.torch_names import has_gradients, in_graphs
@@ -167,6 +167,6 @@ torch.library.register_fake("embedgeo::notify", lambda *call: None, lib=_library
 _graphs.keep_order(torch.ops.embedgeo.notify.default)
 
 
-_FOLLOWED = first_float, first_input, num_states, has_gradients
+_FOLLOWED = first_float, first_input, named_state, num_states, has_gradients
 for _function in (*_HOOKS.values(), _notify, _run_notify, *_FOLLOWED):
     _graphs.skip(_function.__code__)

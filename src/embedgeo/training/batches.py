@@ -11,6 +11,8 @@ from torch import Tensor
 
 from embedgeo.capture.torch_names import local_part
 
+_ITERATOR = "_iterator"  # of a loader with persistent workers: it has one
+
 
 class LastBatches:
     """The batches of the last full window of steps.
@@ -80,8 +82,13 @@ def digest(batches: object) -> int:
 
 @contextmanager
 def kept_generators(loader: object) -> Iterator[None]:
-    """Puts the generators that a loader draws from back on exit: training may share them."""
+    """Puts the generators that a loader draws from back on exit, and the iterator that one with
+    persistent workers has, which would begin anew: training may share them.
+    """
     parts = [*getattr(loader, "flattened", [loader])]  # of several, Lightning's own
+    iterators = [(part, getattr(part, _ITERATOR)) for part in parts if hasattr(part, _ITERATOR)]
+    for part, _ in iterators:
+        setattr(part, _ITERATOR, None)
     for name in ("batch_sampler", "sampler"):
         parts += [getattr(part, name, None) for part in parts]
     drawn = [getattr(part, "generator", None) for part in parts]
@@ -89,5 +96,7 @@ def kept_generators(loader: object) -> Iterator[None]:
     try:
         yield
     finally:
+        for part, iterator in iterators:
+            setattr(part, _ITERATOR, iterator)
         for generator, state in states:
             generator.set_state(state)
