@@ -88,6 +88,7 @@ class Size:
     alarm_probe: int = 1024  # tokens
     sound: int = 12  # runs without a fault
     seeds: int = 3  # of each model and each fault
+    topics: int | None = None  # of the corpus; default: all
     vocab_size: int = 2048
     probe: int = 4096  # tokens that are measured while a model trains
     large_probe: int = 16384  # tokens that are measured at the end
@@ -106,20 +107,21 @@ SIZES = {
     ),
     "small": Size(
         {
-            "decoder": Training(8, 32, 4, 3e-3, num_layers=4, width=32),
-            "pre-LN": Training(8, 32, 4, 2e-3, num_layers=4, width=32),
-            "post-LN": Training(8, 32, 4, 1e-3, num_layers=4, width=32),
+            "decoder": Training(4, 32, 4, 3e-3, num_layers=2, width=32),
+            "pre-LN": Training(4, 32, 4, 2e-3, num_layers=2, width=32),
+            "post-LN": Training(4, 32, 4, 1e-3, num_layers=2, width=32),
         },
-        Training(24, 32, 2, 3e-3, num_layers=2, width=32),
+        Training(12, 32, 2, 3e-3, num_layers=2, width=32),
         alarm_every=2,
         alarm_probe=128,
         sound=2,
         seeds=2,
-        vocab_size=512,
+        topics=10,
+        vocab_size=384,
         probe=512,
         large_probe=1024,
         probe_sizes=(256, 512),
-        probes=3,
+        probes=2,
     ),
 }
 
@@ -173,9 +175,9 @@ class Text(NamedTuple):
 
 
 @cache
-def read_text(vocab_size: int) -> Text:
-    """Python's documentation, tokenized."""
-    text, held_out = split_held_out(builtin_corpus())
+def read_text(vocab_size: int, topics: int | None) -> Text:
+    """Python's documentation, or its first topics, tokenized."""
+    text, held_out = split_held_out(builtin_corpus()[:topics])
     tokenizer = train_tokenizer(text, vocab_size)
     encoding = tokenizer(text, add_special_tokens=False)
     token_ids = encoding["input_ids"]
@@ -205,10 +207,10 @@ def words_of(
 class Setting:
     """A model of a kind, and how it is fed: the part of a run that does not depend on its fault."""
 
-    def __init__(self, kind: Kind, training: Training, vocab_size: int) -> None:
+    def __init__(self, kind: Kind, training: Training, size: Size) -> None:
         self.kind = kind
         self.training = training
-        self.text = read_text(vocab_size)
+        self.text = read_text(size.vocab_size, size.topics)
         self.is_encoder = kind != "decoder"
         self.num_tokens = len(self.text.tokenizer)
         self.mask_id, self.first, self.last = range(self.num_tokens, self.num_tokens + 3)
@@ -503,7 +505,7 @@ def take_step(
 def train(task: Task, size: Size) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train and measure: values by step, layer and metric, and the losses."""
     training = size.alarms if task.is_alarm else size.trainings[task.kind]
-    setting = Setting(task.kind, training, size.vocab_size)
+    setting = Setting(task.kind, training, size)
     last = training.steps // 2 if task.fault in STARTS else training.steps
     torch.manual_seed(task.seed)
     model = setting.new_model()

@@ -162,7 +162,7 @@ def wrongly_measured(
 def changes_of(seed: int, size: Size) -> Iterator[dict[str, Any]]:
     """Records of relative changes, and of losses, beside the sound run of the seed."""
     training = size.alarms
-    setting = Setting("decoder", training, size.vocab_size)
+    setting = Setting("decoder", training, size)
     start = onset(training)
     probe = setting.sequences(setting.text.token_ids, setting.places(size.probe, 0))
     torch.manual_seed(300 + seed)

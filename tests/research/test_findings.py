@@ -16,7 +16,7 @@ def tables_of(page):
 
 @pytest.mark.slow
 def test_every_table_and_figure_of_the_page_is_made(tmp_path):
-    findings.main("small", tmp_path)
+    findings.main("small", tmp_path, processes=1)
     page = (tmp_path / "findings.md").read_text()
     assert tables_of(page).keys() == tables_of(PAGE.read_text()).keys()
     files = {file.name: file.read_text() for file in (tmp_path / "findings").iterdir()}
@@ -29,7 +29,7 @@ def test_every_table_and_figure_of_the_page_is_made(tmp_path):
 
 @pytest.mark.slow
 def test_symptoms_have_a_row_for_each_fault_and_each_wrong_measurement(tmp_path):
-    symptoms.main("small", tmp_path / "symptoms.csv")
+    symptoms.main("small", tmp_path / "symptoms.csv", processes=1)
     found = pd.read_csv(tmp_path / "symptoms.csv")
     asked = pd.read_csv(PAGE.parent / "symptoms.csv")
     assert found[["what", "steps"]].equals(asked[["what", "steps"]])
