@@ -40,6 +40,16 @@ def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
     assert_values(values, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [2.0**99, 2.0**-99])
+def test_the_largest_coordinate_is_found_where_squares_leave_the_range_of_the_rows(scale):
+    x = gaussian(200, 6) + torch.tensor([0, 0, 9.0, 0, 0, 0], dtype=torch.float64)
+    plain, scaled = (
+        updated(IntrinsicDimension(6), each.float()).compute()["mean_cosine_without_top_dim"]
+        for each in (x, scale * x)
+    )
+    assert float(scaled) == pytest.approx(float(plain), rel=1e-6)
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
 def test_rows_that_do_not_vary_have_no_dimension(n):
     values = floats(updated(IntrinsicDimension(4), torch.full((n, 4), 0.1)).compute())

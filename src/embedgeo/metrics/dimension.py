@@ -22,6 +22,7 @@ from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.moments import moment_values, row_moments
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
+from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, sample_batches
 from embedgeo.glossary import Term, in_group
@@ -347,7 +348,8 @@ class IntrinsicDimension(GeometryMetric):
     def _mean_cosine(self) -> Tensor:
         """That of the sampled rows without their coordinate of largest second moment."""
         rows = self.load(Sample).rows
-        top = rows.square().sum(0, dtype=torch.float64).argmax()[None]
+        dtype = accumulator_dtype(rows.device)  # squares of float32 may leave its range
+        top = torch.linalg.vector_norm(rows, dim=0, dtype=dtype).argmax()[None]
         return moment_values(row_moments(rows.index_fill(1, top, 0)))["mean_cosine"]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
