@@ -676,7 +676,7 @@ def _with_values_of_all(
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
             f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a "
-            "part of it. Leave the layer out."
+            "part of it, or they train several models. Leave the layer out, or train one model."
         )
     values, _, errors = torch.where(largest == nan, torch.nan, largest).tolist()
     return [
