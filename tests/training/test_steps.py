@@ -252,3 +252,17 @@ def test_a_copy_that_is_made_inside_a_measured_step_begins_anew(copied):
     other.close()
     assert steps(other) == [2, 3]
     assert value(other, 2, "embed", "V") == value(monitor, 0, "embed", "V")
+
+
+def test_a_step_that_no_optimizer_took_is_not_that_of_the_last_weights():
+    model = gpt_neox()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    monitor = StepMonitor(model, 4, **OPTIONS)
+    for i in range(5):  # two batches a step, and one that is left over
+        with monitor.step(i // 2, token_batch()):
+            model(**token_batch()).logits.mean().backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    monitor.close()
+    assert steps(monitor) == [0, 2]

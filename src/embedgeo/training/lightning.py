@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.capture.torch_names import local_part
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
+from embedgeo.training.weights import first_numbers, some_weights
 
 # of ddp_spawn and ddp_fork: sends callback_metrics by a pipe that is read once processes have ended
 _WITH_PIPE = "_MultiProcessingLauncher"
-_WATCHED = 4  # parameters, by 16 numbers of each, that tell whether others are in their place
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -185,8 +184,7 @@ class GeometryMonitor(Monitor, Callback):
             folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
-        trained = [each for each in pl_module.parameters() if each.requires_grad]
-        self._watched = trained[len(trained) // 8 :: max(1, len(trained) // _WATCHED)]
+        self._watched = some_weights(pl_module)
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -208,7 +206,7 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
-        self._left = [*map(_few, self._watched)] if self.measure_last else []
+        self._left = first_numbers(self._watched) if self.measure_last else []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch
@@ -230,7 +228,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def _are_others(self) -> bool:
         """Tell whether other weights are in the place of those after the last batch."""
-        pairs = zip(map(_few, self._watched), self._left, strict=False)
+        pairs = zip(first_numbers(self._watched), self._left, strict=False)
         return any(now.shape == left.shape and not now.equal(left) for now, left in pairs)
 
     def _why_not_last(self, step: int) -> str:
@@ -297,11 +295,6 @@ class GeometryMonitor(Monitor, Callback):
 
     def _loggers(self) -> Iterable[object]:
         return self._trainer.loggers if self._trainer.is_global_zero else ()
-
-
-def _few(weight: Tensor) -> Tensor:
-    """A copy of the first numbers of this rank's part of a parameter."""
-    return local_part(weight).detach().reshape(-1)[:16].clone()
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

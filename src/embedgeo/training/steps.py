@@ -28,6 +28,7 @@ from embedgeo.training.distributed import (
 )
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, TrainingRun
+from embedgeo.training.weights import some_weights, states
 
 
 class StepMonitor(Monitor):
@@ -128,6 +129,9 @@ class StepMonitor(Monitor):
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
         self._now = -1
+        self._watched = some_weights(model)
+        self._at_start: list[object] = []  # their states when its first batch began
+        self._are_trained = False  # have changed from step to step
         self._is_inside = False
         self._is_closed = False
         self._has_failed = False  # the last step, before the optimizer took it
@@ -176,7 +180,8 @@ class StepMonitor(Monitor):
 
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than
-                the last `step`, or that one, if it has ended with an exception (on all ranks).
+                the last `step`, or that one, if it has ended with an exception (on all ranks), or
+                no optimizer has changed the weights since it began.
         """
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
@@ -189,8 +194,21 @@ class StepMonitor(Monitor):
             if has_failed:
                 self._window_start = None  # nothing of it is left
                 self._has_lost_rows = False
-            self._finish(self._now + (not has_failed) if step is None else index(step))
+            if step is None:
+                step = self._now + (not has_failed and self._are_weights_later())
+            self._finish(index(step))
         self._stop()
+
+    def _are_weights_later(self) -> bool:
+        """Tell whether the weights have taken the last step, on any rank: gradients may have been
+        accumulated for one that was not taken.
+        """
+        same = self._are_trained and states(self._watched) == self._at_start
+        if self._meetings is None or not is_distributed():
+            return not same
+        said = "" if same else "taken"
+        occasion = f"the end of step {self._now}"
+        return self._meetings.come(occasion, self.wait_seconds, said) != ""
 
     def state_dict(self) -> dict[str, Any]:
         """Place of the run in its schedule, for a checkpoint: plain numbers, and the states
@@ -225,6 +243,9 @@ class StepMonitor(Monitor):
 
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
+        if step != self._now:
+            before, self._at_start = self._at_start, states(self._watched)
+            self._are_trained |= bool(before) and before != self._at_start
         self._now = step
         if self._is_closed:
             self._warn("step after close measures nothing. Make another StepMonitor.")
@@ -291,7 +312,7 @@ class StepMonitor(Monitor):
         self._is_closed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        of_run = ("_optimizer_hook", "_handled", "_set_modes")
+        of_run = ("_optimizer_hook", "_handled", "_set_modes", "_at_start")
         return super().__getstate__() | dict.fromkeys(of_run)
 
     def _set_train_mode(self) -> None:

@@ -1,0 +1,23 @@
+"""A few of the weights that are trained, which tell what has become of all."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from embedgeo.capture.torch_names import local_part, version
+
+
+def some_weights(model: nn.Module) -> Sequence[Tensor]:
+    """Four or a few more of the parameters that are trained, from all of the depth."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return trained[len(trained) // 8 :: max(1, len(trained) // 4)]
+
+
+def first_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the first numbers of this rank's part of each."""
+    return [local_part(each).detach().reshape(-1)[:16].clone() for each in weights]
+
+
+def states(weights: Sequence[Tensor]) -> list[object]:
+    """What changes with each step of an optimizer, also where no number does."""
+    return [(version(own), own.data_ptr()) for own in map(local_part, weights)]
