@@ -456,6 +456,48 @@ def test_of_several_outputs_the_one_that_is_named_so_is_the_hidden_state(give):
     assert values["block.00"]["Q"] == pytest.approx(float(state.square().sum(-1).mean()), rel=1e-6)
 
 
+CALLS = {
+    "x, context": (lambda block, x, c: block(x, c), True),
+    "context=, x=": (lambda block, x, c: block(context=c, x=x), False),
+    "context=, hidden_states=": (lambda block, x, c: block(context=c, hidden_states=x), True),
+    "context, x": (lambda block, x, c: block(c, x), False),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_of_several_inputs_of_a_block_the_first_one_or_a_name_is_what_enters_it(how):
+    call, is_told = CALLS[how]
+
+    class Conditioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+    def forward(self, x=None, context=None, hidden_states=None):
+        return self.dense(x if hidden_states is None else hidden_states) + context
+
+    def turned(self, context, x):
+        return self.dense(x) + context
+
+    Conditioned.forward = turned if how == "context, x" else forward
+
+    class Model(Small):
+        def forward(self, ids):
+            x = self.word(ids)
+            for layer in self.layers:
+                x = call(layer, x, torch.ones_like(x))
+            return x
+
+    model = Model()
+    model.layers = nn.ModuleList([Conditioned(), Conditioned()])
+    if is_told:
+        rows = model.word(ids_of())
+        assert_equal(measured(model, ids_of())["embed"], rows)
+    else:
+        with pytest.raises(ValueError, match=r"'embed' must be .* first of which it calls context"):
+            measured(model, ids_of())
+
+
 LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]
 POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS])[None]
 TOLD = {

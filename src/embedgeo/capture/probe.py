@@ -1,5 +1,6 @@
 """Reading hidden states, token ids and masks from a model's own forward passes."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import (
+    arguments_by_name,
     eager_mode,
     first_float,
     first_input,
@@ -40,6 +42,9 @@ from embedgeo.layer_names import side
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
+
+# what blocks call the one among several inputs
+_STATE_NAMES = re.compile(r"x|h|tgt|src|inputs?|hidden(_?states?)?|inputs_embeds|embeddings", re.I)
 
 
 @dataclass(eq=False)
@@ -85,6 +90,22 @@ def _require_values(layer: Layer, hidden: Tensor) -> None:
         raise ValueError(
             f"layer {layer.name!r} must have values; the model runs in a function transform of "
             "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
+        )
+
+
+def _require_state(
+    layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Tensor
+) -> None:
+    """Raise ValueError if the first of several inputs of one shape has no name of a hidden
+    state.
+    """
+    names = (k for k, each in arguments_by_name(module, args, kwargs).items() if each is hidden)
+    if (name := next(names, "")) and not _STATE_NAMES.fullmatch(name):
+        raise ValueError(
+            f"layer {layer.name!r} must be the hidden state that enters a block; its "
+            f"{type(module).__name__} is given several inputs of shape {tuple(hidden.shape)}, the "
+            f"first of which it calls {name}. Call it x or hidden_states, or leave the layer out: "
+            'layers="block.*".'
         )
 
 
@@ -350,6 +371,8 @@ class Probe:
                 f"{type(kwargs if takes_input else output).__name__}. Leave the layer out."
             )
         _require_values(layer, hidden)
+        if takes_input and num_states((*args, *kwargs.values()), hidden) > 1:
+            _require_state(layer, module, args, kwargs, hidden)
         if not takes_input and layer.place is not None and num_states(output, hidden) > 1:
             raise ValueError(
                 f"layer {layer.name!r} must return one hidden state; its {type(module).__name__} "
