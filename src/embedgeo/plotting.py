@@ -199,8 +199,7 @@ def _chosen_run(runs: Sequence[Run], name: str | None) -> Run:
 
 
 def _names(run: Run) -> list[str]:
-    models = [str(model) for model in run.checkpoints["model"].unique() if model]
-    return [run.label, *models, *(Path(model).name for model in models)]
+    return [run.label, *run.models, *(Path(model).name for model in run.models)]
 
 
 def _runs(results: Results, tables: str) -> list[Run]:

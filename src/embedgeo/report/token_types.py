@@ -33,13 +33,12 @@ class Types(NamedTuple):
 
 def types_of(run: Run, most_layers: int = 4) -> Types | None:
     """The token types of a run, if it has any that can be drawn."""
-    steps = run.steps_of("tokens")
-    if not steps:
+    if (last := run.last_table("tokens")) is None:
         return None
-    table = run.read("tokens", steps[-1])
+    step, table = last
     is_drawable = (table[["n", "Q", "M", "V"]].abs() <= _LARGEST).all(axis=1) & (table["n"] >= 1)
     table = table[is_drawable]
-    return Types(run, steps[-1], table, most_layers) if len(table) else None
+    return Types(run, step, table, most_layers) if len(table) else None
 
 
 def mean_against_variance(
