@@ -94,9 +94,8 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
-    last, last_errors = (
-        each.iloc[:, [-1]].set_axis([run.last_label], axis=1) for each in (table, errors)
-    )
+    label = f"step {draw.tick_label(run.steps[-1])}" if run.has_steps else "measured"
+    last, last_errors = (each.iloc[:, [-1]].set_axis([label], axis=1) for each in (table, errors))
     look = {"width": 2.0} if has_several_steps else {"width": 1.2, "markers": ["o"]}
     lines = [
         Lines("last", last, ["black"], last_errors, **look),

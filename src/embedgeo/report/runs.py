@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from embedgeo.drawing import thinned, tick_label
+from embedgeo.drawing import thinned
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
@@ -302,11 +302,6 @@ class Run:
     def titled(self, title: str, step: int) -> str:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
-
-    @property
-    def last_label(self) -> str:
-        """The name of the last step in a legend."""
-        return f"step {tick_label(self.steps[-1])}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
         """Test for more than one value of a metric, at layers or over blocks."""
