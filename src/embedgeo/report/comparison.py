@@ -34,9 +34,6 @@ class Curve(NamedTuple):
     group: str
 
 
-Curves = Mapping[str, Curve]
-
-
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
     curves = {}
@@ -97,7 +94,9 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
         )
 
 
-def _comparison(kind: str, metric: str, over: str, what: str, curves: Curves) -> FigureData:
+def _comparison(
+    kind: str, metric: str, over: str, what: str, curves: Mapping[str, Curve]
+) -> FigureData:
     """A figure of curves, with a legend of them and of their groups."""
     named = term(metric)
     groups = sorted({each.group: "" for each in curves.values()}, key=lambda group: not group)

@@ -393,9 +393,8 @@ def read_runs(
         is_swept = bool(SweepFolder(folder).done())
         for run in in_folder:
             label = f"{name}: {run.label}" if len(in_folder) > 1 else name
-            runs.append(
-                replace(run, label=label if run.has_steps and is_swept else run.label or name)
-            )
+            label = label if run.has_steps and is_swept else run.label or name
+            runs.append(replace(run, label=label))
     labels = [run.label for run in runs]
     for i, run in enumerate(runs):
         place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
@@ -491,13 +490,11 @@ def _monitored(monitored: MonitoredRun) -> Run:
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
     """Settings that values depend on, as texts; of a version, what numbers it."""
-    known = {key: value for key, value in recorded.items() if key not in _WITHOUT_EFFECT}
-    texts = {
-        key: f"{value:,}" if type(value) is int else str(value) for key, value in known.items()
-    }
-    return texts | {
-        name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts
-    }
+    texts = {}
+    for key, value in recorded.items():
+        text = f"{value:,}" if type(value) is int else str(value)
+        texts[key] = text.partition("+")[0] if key in ("embedgeo", "torch") else text
+    return {key: text for key, text in texts.items() if key not in _WITHOUT_EFFECT}
 
 
 def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
@@ -553,13 +550,11 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         }
         yield replace(
             make_run(series, records),
-            has_steps=not finals & checkpoints.keys(),
+            has_steps=finals.isdisjoint(checkpoints),
             facts=facts[[*checkpoints][-1]],
             tables=tables,
             failures=failures,
-            shared_files=[
-                (file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)
-            ],
+            shared_files=[each for each in shared if not checkpoints.keys().isdisjoint(each[1])],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=str(sweep.manifest().get("date", "")),

@@ -64,7 +64,7 @@ def _failures(run: Run) -> list[str]:
 
 
 def _duplicates(run: Run) -> list[str]:
-    table = run.checkpoints.reset_index()
+    table = run.checkpoints
     by_hash = table.groupby("weights_sha256")["revision"].transform("first")
     by_hash = by_hash.where(table["weights_sha256"] != "", "")
     original = table["duplicate_of"].where(table["duplicate_of"] != "", by_hash)
@@ -390,9 +390,10 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
 
 def num_regressed(metric: str, runs: Sequence[Run]) -> str:
     """A sentence on how many token types a number over these rests on; empty of another one."""
+    if term(metric).group != "token types":
+        return ""
     known = [n for run in runs for n in run.values.get("token_types_regressed", [])]
-    is_over_types = term(metric).group == "token types"
-    return f"Of {_range_text(known)} token types." if is_over_types and known else ""
+    return f"Of {_range_text(known)} token types." if known else ""
 
 
 def _range_text(values: Iterable[float]) -> str:

@@ -103,14 +103,8 @@ def _draw_spectra(
     gaussian = values[values > 0].reindex(index)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
     ax.plot(gaussian, label=GAUSSIAN, **draw.BASELINE)
-    ax.axhline(
-        edge,
-        label=f"Marchenko-Pastur edge {number(edge)}",
-        color=draw.ACCENT,
-        ls=":",
-        lw=1.2,
-        zorder=1.5,
-    )
+    label = f"Marchenko-Pastur edge {number(edge)}"
+    ax.axhline(edge, label=label, color=draw.ACCENT, ls=":", lw=1.2, zorder=1.5)
     return gaussian, edge
 
 
