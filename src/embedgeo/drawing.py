@@ -501,7 +501,7 @@ def _abscissae(values: pd.Series | pd.DataFrame) -> Array:
     return np.array(at, dtype=float)
 
 
-def band(ax: Axes, values: pd.Series, errors: pd.Series, colour: Any, alpha: float = 0.2) -> None:
+def band(ax: Axes, values: pd.Series, errors: pd.Series, colour: Any, alpha: float) -> None:
     """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
         low, high = values - errors, values + errors

@@ -164,13 +164,15 @@ def _draw(run: Run, kind: Kind, options: Mapping[str, Any], ax: Axes | None) -> 
         return figures.composition(run, options["by"], ax)
     if kind == "spectrum" and (spectrum := read_spectrum(run)):
         return spectra_figure(run, *spectrum, ax)
-    if kind == "tokens" and (types := types_of(run, options["layers"])):
-        present, layer = run.layers_in(types.table), options["layer"]
+    if kind == "tokens" and (types := types_of(run)):
+        present, layer = run.layers_in(types[1]), options["layer"]
+        layers = run.layers_to_draw(types[1], options["layers"])
         if layer is not None:
             _require_known("layer", layer, present)
+            layers = [layer]
         elif ax is not None:
-            layer = ([name for name in present if name in run.all_blocks] or present)[-1]
-        return mean_against_variance(types, [layer] if layer else (), ax)
+            layers = ([name for name in present if name in run.all_blocks] or present)[-1:]
+        return mean_against_variance(run, *types, layers, ax)
     raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
 
 
@@ -199,8 +201,7 @@ def _chosen_run(runs: Sequence[Run], name: str | None) -> Run:
 
 
 def _names(run: Run) -> list[str]:
-    models = [str(model) for model in run.checkpoints["model"].unique() if model]
-    return [run.label, *models, *(Path(model).name for model in models)]
+    return [run.label, *run.models, *(Path(model).name for model in run.models)]
 
 
 def _runs(results: Results, tables: str) -> list[Run]:

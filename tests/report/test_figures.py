@@ -48,7 +48,8 @@ def by_layer(run: Run) -> Iterator[FigureData]:
         yield draw(run, LONGEST)
     yield figures.composition(run, "layer")
     yield comparison.compare_profiles([run, run], "V")
-    yield token_types.mean_against_variance(token_types.types_of(run))
+    step, types = token_types.types_of(run)
+    yield token_types.mean_against_variance(run, step, types, run.layers_to_draw(types, 4))
     yield from variance.spectra_figures(run)
 
 

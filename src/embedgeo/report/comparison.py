@@ -34,9 +34,6 @@ class Curve(NamedTuple):
     group: str
 
 
-Curves = Mapping[str, Curve]
-
-
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
     curves = {}
@@ -67,14 +64,13 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     when = "last step; " if all(training) else "runs at their last step; " if any(training) else ""
     data = _comparison("profiles", metric, "over relative depth", when, curves)
     data.figure.axes[0].set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
-    table = pd.concat(
+    numbers = pd.concat(
         {
-            label: pd.DataFrame({metric: each.values, "error": each.errors})
+            label: with_errors(each.values.to_frame(metric), each.errors.to_frame(metric))[0]
             for label, each in curves.items()
         },
         names=["run", "depth"],
     )
-    numbers, _ = with_errors(table[[metric]], table[["error"]].set_axis([metric], axis=1))
     alt = f"a line for each of {len(curves)}: {', '.join(curves)}."
     return data._replace(numbers=numbers, alt=f"{term(metric).name} against relative depth, {alt}")
 
@@ -83,25 +79,24 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     """The training losses of runs against the step, on the axis of what was measured, where any was
     logged.
     """
-    logged = [run for run in runs if "training_loss" in run.model]
-    losses = {run.label: drawable(run.model)["training_loss"].dropna() for run in logged}
-    curves = {
-        run.label: Curve(losses[run.label], losses[run.label] * np.nan, run.group)
-        for run in logged
-        if len(losses[run.label])
-    }
+    curves = {}
+    steps: list[list[int]] = []
+    for run in runs:
+        losses = drawable(run.of_model("training_loss")).dropna()
+        if len(losses):
+            curves[run.label] = Curve(losses, losses * np.nan, run.group)
+            steps += [run.steps, [*losses.index]]
     if curves:
         data = _comparison("loss", "training_loss", "", "", curves)
-        measured = [run.steps for run in runs if run.label in curves]
-        step_axis(
-            data.figure.axes[0], *measured, *(list(each.values.index) for each in curves.values())
-        )
+        step_axis(data.figure.axes[0], *steps)
         yield data._replace(
             name="training-loss", alt="Training loss against optimizer step, a line a run."
         )
 
 
-def _comparison(kind: str, metric: str, over: str, what: str, curves: Curves) -> FigureData:
+def _comparison(
+    kind: str, metric: str, over: str, what: str, curves: Mapping[str, Curve]
+) -> FigureData:
     """A figure of curves, with a legend of them and of their groups."""
     named = term(metric)
     groups = sorted({each.group: "" for each in curves.values()}, key=lambda group: not group)
@@ -129,23 +124,22 @@ def _comparison(kind: str, metric: str, over: str, what: str, curves: Curves) ->
     if count > 1:
         legend(ax)
     numbers, bands = with_errors(values, errors)
-    text = _trends(curves) + bands
+    text = _trends(values) + bands
     if by_group:
         members = {
-            group: ", ".join(label for label, each in curves.items() if each.group == group)
+            group: [label for label, each in curves.items() if each.group == group]
             for group in by_group
         }
-        named_groups = (f"{group or 'no group'}: {labels}" for group, labels in members.items())
+        named_groups = (f"{group or 'no group'}: {', '.join(members[group])}" for group in by_group)
         text += f" Line styles are by group: {'; '.join(named_groups)}."
     return FigureData(f"{metric}-compared-{kind}", figure, numbers, "", text, [of_runs])
 
 
-def _trends(curves: Curves) -> str:
+def _trends(values: pd.DataFrame) -> str:
     """Each of a few curves in words; of many, at which values they end."""
-    if len(curves) <= 3:
-        return " ".join(f"{label}: {trend(curve.values)}" for label, curve in curves.items())
-    ends = {label: curve.values.dropna() for label, curve in curves.items()}
-    last = pd.Series({label: values.iloc[-1] for label, values in ends.items() if len(values)})
+    if len(values.columns) <= 3:
+        return " ".join(f"{label}: {trend(curve)}" for label, curve in values.items())
+    last = values.ffill().iloc[-1].dropna()
     if last.empty:
         return "undefined."
     return (

@@ -25,7 +25,11 @@ _PARTS = {
     "V_B": ("V_B: token", "#e69f00"),
     "V": ("V: variance", "#999999"),
 }
-_COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
+_ESTIMATES = {  # by the parts, the first of which that are known are drawn
+    ("M", "V_W_unbiased", "V_B_unbiased"): ", from pairs in different sequences",
+    ("M", "V_W", "V_B"): ", plug-in estimates",
+    ("M", "V"): "",
+}
 
 
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
@@ -52,7 +56,10 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     ax.plot(of_all, color="grey", lw=_THIN)
     draw.value_axis(ax, named, shown.table.join(means), gaussian, run.layers, errors)
     draw.legend(ax)
-    baseline = _named_gaussian(gaussian)
+    has_several = len(gaussian.columns) > 1
+    baseline = gaussian.rename(
+        columns=lambda name: f"{GAUSSIAN}, {name}" if has_several else GAUSSIAN
+    )
     lines += [Lines("all", of_all, ["grey"], width=_THIN), _baseline_lines(baseline)]
     numbers = _of_rows(shown.table, shown.rows).join(means)
     numbers, bands = with_errors(numbers, errors.set_axis(numbers.columns, axis=1))
@@ -87,9 +94,8 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
-    last, last_errors = (
-        each.iloc[:, [-1]].set_axis([run.last_label], axis=1) for each in (table, errors)
-    )
+    label = f"step {draw.tick_label(run.steps[-1])}" if run.has_steps else "measured"
+    last, last_errors = (each.iloc[:, [-1]].set_axis([label], axis=1) for each in (table, errors))
     look = {"width": 2.0} if has_several_steps else {"width": 1.2, "markers": ["o"]}
     lines = [
         Lines("last", last, ["black"], last_errors, **look),
@@ -126,7 +132,6 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
-    values = np.ma.masked_invalid(table.to_numpy().T)
     low, high, extend = draw.colour_range(run.axis, table.to_numpy())
     is_log = named.is_logarithmic(np.array([low, high]))
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
@@ -138,8 +143,10 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     middles = (at[1:] + at[:-1]) / 2
     edges = scale.inverted().transform(np.concatenate((at[:1] - margin, middles, at[-1:] + margin)))
     rows = np.arange(len(run.axis) + 1) - 0.5
-    ax.pcolormesh(edges, rows, values.clip(low, high), norm=norm, cmap="cividis", rasterized=True)
-    for gap in np.flatnonzero([not layer for layer in run.axis]):
+    cells = table.T.clip(low, high)
+    ax.pcolormesh(edges, rows, cells, norm=norm, cmap="cividis", rasterized=True)
+    if "" in run.axis:
+        gap = run.axis.index("")
         ax.axhspan(gap - 0.5, gap + 0.5, color="white")
     ax.set_xlim(edges[0], edges[-1])
     label = named.name + (" (log scale)" if is_log else "")
@@ -147,12 +154,10 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     if is_log:
         draw.log_ticks(bar.ax, low, high)
     text = "Undefined everywhere."
-    if values.count():
-        layer, step = np.unravel_index(values.argmax(), values.shape)
-        text = (
-            f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: "
-            f"{number(values[layer, step])}."
-        )
+    known: Any = table.unstack().dropna()
+    if len(known):
+        layer, step = known.idxmax()
+        text = f"Highest at {layer}, step {step:,}: {number(known.max())}."
     if extend != "neither":
         text += " The colours span the blocks: what lies beyond has the colour of the bar's tip."
     text += f" Of {ALL_ROWS}." if run.shown(metric).rows else ""
@@ -163,9 +168,9 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
 
 def loss_figures(run: Run) -> Iterator[FigureData]:
     """The loss on the measured text, if it is known."""
-    if not run.has_steps or "loss" not in run.model or run.model["loss"].isna().all():
+    values, named = drawable(run.of_model("loss")).dropna(), term("loss")
+    if not run.has_steps or values.empty:
         return
-    values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
     draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
@@ -186,7 +191,8 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over
     blocks.
     """
-    parts = run.values[_parts(run)].clip(lower=0)
+    names = _parts(run)
+    parts = run.values[[*names]].clip(lower=0)
     total = parts.sum(axis=1, skipna=False)
     shares = parts.div(total.where(total > 0), axis=0).rename(
         columns=lambda part: part.removesuffix("_unbiased")
@@ -194,21 +200,20 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     shares = shares.reindex(run.depth, level="layer")
     of_blocks = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step")
     means: Any = of_blocks.apply(pd.DataFrame.mean, skipna=False)
-    estimates = ", plug-in estimates" if "V_W" in parts else ""
-    estimates = ", from pairs in different sequences" if "V_W_unbiased" in parts else estimates
     title = (
         run.titled("What Q is made of", run.steps[-1])
         if by == "layer"
         else "What Q is made of, mean over blocks"
     )
-    figure, (ax,) = draw.new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
+    subtitle = f"shares of the mean squared norm{_ESTIMATES[names]}"
+    figure, (ax,) = draw.new_figure(title, subtitle, ax=ax)
     labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
     first, last = (
         ", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1)
     )
     alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
     if by == "layer":
-        heights = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0)
+        heights: Any = shares.loc[run.steps[-1]].reindex(run.axis).fillna(0)
         bottoms = heights.cumsum(axis=1) - heights
         width = 0.86 if len(heights) <= 12 else 1
         for part, label, colour in zip(heights, labels, colours, strict=True):
@@ -232,9 +237,9 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     return FigureData("decomposition", figure, numbers, alt, text)
 
 
-def _parts(run: Run) -> list[str]:
+def _parts(run: Run) -> tuple[str, ...]:
     known = set(run.values.columns[run.values.notna().any()])
-    return next((list(parts) for parts in _COMPOSITIONS if known.issuperset(parts)), [])
+    return next((parts for parts in _ESTIMATES if known.issuperset(parts)), ())
 
 
 def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -248,16 +253,6 @@ def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame) -> tuple[pd.DataFra
 def _of_rows(values: pd.DataFrame, rows: str) -> pd.DataFrame:
     """Values under names that say of which rows they are."""
     return values.add_suffix(f", {rows}") if rows else values
-
-
-def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:
-    """Means of the baseline over blocks, under the names that they have beside those of the
-    values.
-    """
-    has_several = len(values.columns) > 1
-    return values.rename(
-        columns={name: f"{GAUSSIAN}, {name}" if has_several else GAUSSIAN for name in values}
-    )
 
 
 def trend(values: pd.Series, comparable: pd.Series | None = None) -> str:

@@ -59,8 +59,8 @@ def page_plan(
         return [(title, partial(_metric_panel, runs, writer, key, has_many)) for key in metrics]
 
     def token_types(run: Run) -> Iterator[FigureData]:
-        if known := types_of(run, layers):
-            yield mean_against_variance(known)
+        if types := types_of(run):
+            yield mean_against_variance(run, *types, run.layers_to_draw(types[1], layers))
 
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)

@@ -4,7 +4,7 @@ steps.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -81,24 +81,22 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         band = reference_band(run, metric, name, references)
         if band is None or not run.varies(metric):
             continue
-        mean = run.means(metric)[name]
+        mean, named = run.means(metric)[[name]], term(metric)
         ends = pd.DataFrame({"lowest": band.low, "highest": band.high})
-        steps, named = mean.index.to_numpy(dtype=float), term(metric)
         figure, (ax,) = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
         draw.step_axis(ax, run.steps)
-        ax.fill_between(
-            steps, band.low, band.high, color=_COLOUR, alpha=0.4, lw=0.8, label="earlier"
-        )
+        look: dict[str, Any] = {"color": _COLOUR, "alpha": 0.4, "lw": 0.8, "label": "earlier"}
+        ax.fill_between(run.steps, band.low, band.high, **look)
         lines = [
             Lines("earlier", ends.add_prefix("earlier runs, "), [_COLOUR], width=0.8),
-            Lines("mean", mean.to_frame(name), ["black"], width=2.0),
+            Lines("mean", mean, ["black"], width=2.0),
         ]
         draw.lines(ax, lines[1])
-        draw.value_axis(ax, named, np.column_stack([mean, ends]))
+        draw.value_axis(ax, named, mean.join(ends))
         draw.legend(ax)
-        numbers = mean.to_frame(name).join(ends.add_prefix("reference "))
+        numbers = mean.join(ends.add_prefix("reference "))
         alt = f"{named.name} against optimizer step, before the range of earlier runs."
-        text = f"{name.capitalize()}: {trend(mean)} {band.describe(mean)}"
+        text = f"{name.capitalize()}: {trend(mean[name])} {band.describe(mean[name])}"
         part = f"-{name.replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)
 
@@ -119,17 +117,15 @@ def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) 
     curves = []
     for each in earlier:
         curve = each.means(metric)[name].dropna()
-        steps = curve.index.to_numpy(dtype=float)
+        steps = np.array(curve.index, dtype=float)
         if are_tokens:
             seen = _tokens(each)
-            tokens = np.interp(steps, seen.index.to_numpy(dtype=float), seen.to_numpy())
-            steps = np.interp(
-                tokens, own.to_numpy(), own.index.to_numpy(dtype=float), left=np.nan, right=np.nan
-            )
-        is_known = np.isfinite(steps)
-        if is_known.any():
-            x = np.log1p(steps[is_known])
-            curves.append(np.interp(at, x, curve.to_numpy()[is_known], left=np.nan, right=np.nan))
+            tokens = np.interp(steps, seen.index, seen)
+            steps = np.interp(tokens, own, own.index, left=np.nan, right=np.nan)
+        curve = curve[np.isfinite(steps)]
+        if len(curve):
+            x = np.log1p(steps[np.isfinite(steps)])
+            curves.append(np.interp(at, x, curve, left=np.nan, right=np.nan))
     if not curves or np.isnan(curves).all():
         return None
     table = pd.DataFrame(np.array(curves).T, pd.Index(run.steps, name="step"))
@@ -139,5 +135,5 @@ def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) 
 
 def _tokens(run: Run) -> pd.Series:
     """Tokens seen by step, as far as they are known, ascending."""
-    seen = run.model.get("tokens_seen", pd.Series(dtype=float)).dropna()
+    seen = run.of_model("tokens_seen")
     return seen[seen.diff().fillna(1) > 0]

@@ -5,17 +5,17 @@ and layers.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from embedgeo.drawing import thinned, tick_label
+from embedgeo.drawing import thinned
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
@@ -33,6 +33,8 @@ from embedgeo.results.parquet import (
     read_table,
 )
 from embedgeo.results.records import MEANS, MODEL
+
+_Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
@@ -123,6 +125,11 @@ class Run:
         return [str(metric) for metric in self.values]
 
     @property
+    def models(self) -> list[str]:
+        """Names of the models of the checkpoints, where they are known."""
+        return [str(model) for model in self.checkpoints["model"].unique() if model]
+
+    @property
     def steps(self) -> list[int]:
         """Measured steps."""
         return [int(step) for step in self.values.index.unique("step").sort_values()]
@@ -150,6 +157,11 @@ class Run:
         """The `blocks` of encoder and decoder together."""
         return [block for blocks in self.blocks.values() for block in blocks]
 
+    def of_model(self, metric: str) -> pd.Series:
+        """The known values of a metric of the whole model, by step."""
+        values: pd.Series = self.model.get(metric, pd.Series(dtype=float)).dropna()
+        return values
+
     def where_measured(self, metric: str) -> "Run":
         """The run without the sides of the model on which a metric has no value."""
         table = self.table(metric)
@@ -157,15 +169,15 @@ class Run:
         layers = [layer for layer in self.layers if side(layer) in sides]
         return replace(self, layers=layers) if layers else self
 
-    def steps_of(self, kind: str) -> list[int]:
-        """The steps that have a table of a kind."""
-        return sorted(self.tables.get(kind, {}))
-
-    def read(self, kind: str, step: int) -> pd.DataFrame:
-        """The rows of a table; of one of layers, those in `depth`."""
-        table = self.tables[kind][step]
+    def last_table(self, kind: str) -> tuple[int, pd.DataFrame] | None:
+        """The last step that has a table of a kind, and the table's rows at layers of `depth`."""
+        by_step = self.tables.get(kind)
+        if not by_step:
+            return None
+        step = max(by_step)
+        table = by_step[step]
         table = read_table(table) if isinstance(table, Path) else table
-        return table[table["layer"].isin(self.depth)] if "layer" in table else table
+        return step, table[table["layer"].isin(self.depth)]
 
     def layers_in(self, table: pd.DataFrame) -> list[str]:
         """Those of `depth` that a table has rows of."""
@@ -291,11 +303,6 @@ class Run:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
 
-    @property
-    def last_label(self) -> str:
-        """The name of the last step in a legend."""
-        return f"step {tick_label(self.steps[-1])}" if self.has_steps else "measured"
-
     def varies(self, metric: str) -> bool:
         """Test for more than one value of a metric, at layers or over blocks."""
         every = (self.values, self.means_recorded)
@@ -322,13 +329,9 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     )
     checkpoints = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
-    checkpoints = checkpoints.reindex(columns=_OF_CHECKPOINT).astype(object)
-    checkpoints = checkpoints.where(checkpoints.notna(), "")
-    places = at_layers[["layer", "metric"]].drop_duplicates()
-    revisions = checkpoints["revision"]
-    checkpoints["revision"] = revisions.where(
-        revisions != "", "step" + checkpoints.index.astype(str)
-    )
+    checkpoints = checkpoints.reindex(columns=_OF_CHECKPOINT).astype(object).fillna("")
+    is_unnamed = checkpoints["revision"] == ""
+    checkpoints.loc[is_unnamed, "revision"] = "step" + checkpoints.index[is_unnamed].astype(str)
     return Run(
         label=label,
         layers=[str(layer) for layer in layers],
@@ -338,12 +341,12 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         means_recorded=means,
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
-        recorded=frozenset(zip(places["layer"], places["metric"], strict=True)),
+        recorded=frozenset(zip(at_layers["layer"], at_layers["metric"], strict=True)),
         checkpoints=checkpoints,
     )
 
 
-def drawable(values: pd.DataFrame) -> pd.DataFrame:
+def drawable(values: _Values) -> _Values:
     """Values, undefined where they are infinite, or so large that the length of an axis would
     be.
     """
@@ -360,19 +363,17 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
     counts = None
-    if steps := run.steps_of("tokens"):
-        table = run.read("tokens", steps[-1])
-        of_layer = table["layer"] == table["layer"].min()
-        counts = table.loc[of_layer, "n"].to_numpy(dtype=float)
+    if tokens := run.last_table("tokens"):
+        _, table = tokens
+        is_counted = (table["layer"] == table["layer"].min()) & (table["n"] >= 1)
+        counts = table.loc[is_counted, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
-        keys=frozenset(map(str, values) if metric is None else [metric, metric + WITHOUT_MASSIVE]),
-        measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
-        widths=run.widths.to_numpy(dtype=float),
-        counts=None if counts is None else counts[counts >= 1],
+        keys=frozenset(run.metrics if metric is None else [metric, metric + WITHOUT_MASSIVE]),
+        measured={str(name): column.to_numpy() for name, column in values.items()},
+        widths=run.widths.to_numpy(),
+        counts=counts,
     )
-    known = baseline_values(rows)
-    columns = {name: known.get(str(name), np.full(len(values), nan)) for name in values}
-    baseline = pd.DataFrame(columns, index=values.index, columns=values.columns)
+    baseline = pd.DataFrame(baseline_values(rows), values.index, values.columns, dtype=float)
     return replace(run, baseline=drawable(baseline))
 
 
@@ -392,22 +393,21 @@ def read_runs(
         is_swept = bool(SweepFolder(folder).done())
         for run in in_folder:
             label = f"{name}: {run.label}" if len(in_folder) > 1 else name
-            runs.append(
-                replace(run, label=label if run.has_steps and is_swept else run.label or name)
-            )
+            label = label if run.has_steps and is_swept else run.label or name
+            runs.append(replace(run, label=label))
     labels = [run.label for run in runs]
     for i, run in enumerate(runs):
         place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
         runs[i] = replace(with_baseline(run), label=run.label + place)
-    names = [[run.label, *run.checkpoints["model"].unique()] for run in runs]
-    group_of = groups_of(groups, [name for names_of_run in names for name in names_of_run if name])
+    names = [[run.label, *run.models] for run in runs]
+    group_of = groups_of(groups, chain.from_iterable(names))
     return [
         replace(
             run,
-            group=next((group_of[name] for name in names_of_run if name in group_of), ""),
+            group=next((group_of[name] for name in own if name in group_of), ""),
             differences=runs[0].differences_of(run),
         )
-        for run, names_of_run in zip(runs, names, strict=True)
+        for run, own in zip(runs, names, strict=True)
     ]
 
 
@@ -490,13 +490,11 @@ def _monitored(monitored: MonitoredRun) -> Run:
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
     """Settings that values depend on, as texts; of a version, what numbers it."""
-    known = {key: value for key, value in recorded.items() if key not in _WITHOUT_EFFECT}
-    texts = {
-        key: f"{value:,}" if type(value) is int else str(value) for key, value in known.items()
-    }
-    return texts | {
-        name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts
-    }
+    texts = {}
+    for key, value in recorded.items():
+        text = f"{value:,}" if type(value) is int else str(value)
+        texts[key] = text.partition("+")[0] if key in ("embedgeo", "torch") else text
+    return {key: text for key, text in texts.items() if key not in _WITHOUT_EFFECT}
 
 
 def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
@@ -510,12 +508,9 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     used = of_model.get("num_tokens", 0)
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
-    if "seq_len" in of_model:
-        # of a model with fewer positions than were asked for by default
-        asked["seq_len"] = of_model["seq_len"]
-    if "begins_with" in of_model:
-        asked["begins_with"] = of_model["begins_with"]
-    elif asked.get("special_tokens") == "default":
+    # a model may have fewer positions than were asked for by default
+    asked |= {key: of_model[key] for key in ("seq_len", "begins_with") if key in of_model}
+    if "begins_with" not in of_model and asked.get("special_tokens") == "default":
         asked["special_tokens"] = "document"  # alike for such a model
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
@@ -555,13 +550,11 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         }
         yield replace(
             make_run(series, records),
-            has_steps=not finals & checkpoints.keys(),
+            has_steps=finals.isdisjoint(checkpoints),
             facts=facts[[*checkpoints][-1]],
             tables=tables,
             failures=failures,
-            shared_files=[
-                (file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)
-            ],
+            shared_files=[each for each in shared if not checkpoints.keys().isdisjoint(each[1])],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=str(sweep.manifest().get("date", "")),

@@ -64,7 +64,7 @@ def _failures(run: Run) -> list[str]:
 
 
 def _duplicates(run: Run) -> list[str]:
-    table = run.checkpoints.reset_index()
+    table = run.checkpoints
     by_hash = table.groupby("weights_sha256")["revision"].transform("first")
     by_hash = by_hash.where(table["weights_sha256"] != "", "")
     original = table["duplicate_of"].where(table["duplicate_of"] != "", by_hash)
@@ -78,14 +78,10 @@ def _shared_files(run: Run) -> list[str]:
 
 
 def _loss_outliers(run: Run) -> list[str]:
-    losses = run.model.get("loss", pd.Series(dtype=float)).dropna()
+    losses = run.of_model("loss")
     revisions = run.checkpoints["revision"]
-    outliers = loss_outliers([(str(step), losses[step]) for step in losses.index])
-    return [
-        f"{revisions[step]}: {losses[step]:.4g} nats per token"
-        for step in losses.index
-        if str(step) in outliers
-    ]
+    outliers = map(int, loss_outliers([(str(step), loss) for step, loss in losses.items()]))
+    return [f"{revisions[step]}: {losses[step]:.4g} nats per token" for step in outliers]
 
 
 def _nonfinite_rows(run: Run) -> list[str]:
@@ -104,9 +100,9 @@ def _steps_of_few_rows(run: Run) -> list[str]:
     return [f"step {step:,}: {_rows(n)}, not {usual}" for step, n in run.few_rows.items()]
 
 
-def _few_points(run: Run) -> pd.Series:
-    points = _values_of(run, "n_points")
-    return points[points < FEW_POINTS]
+def _below(metric: str, least: float, run: Run) -> pd.Series:
+    values = _values_of(run, metric)
+    return values[values < least]
 
 
 def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
@@ -119,11 +115,6 @@ def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
 def _few_for_the_spectrum(run: Run) -> pd.Series:
     per_dimension = _values_of(run, "n") / run.widths
     return per_dimension[(per_dimension < FEW_ROWS) & ("anisotropy" in run.values)]
-
-
-def _few_types(run: Run) -> pd.Series:
-    types = _values_of(run, "token_types_regressed")
-    return types[types < FEW_TYPES]
 
 
 def _bias(run: Run) -> pd.Series:
@@ -233,7 +224,7 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         "Few rows for the intrinsic dimension",
         f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
         f"layers: read trends only.",
-        _at_layers(_few_points, "min", "{:,.3g} distinct rows"),
+        _at_layers(partial(_below, "n_points", FEW_POINTS), "min", "{:,.3g} distinct rows"),
     ),
     *(
         (
@@ -271,7 +262,9 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         "Few token types in the regressions",
         f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
         "types at these layers: read trends only.",
-        _at_layers(_few_types, "min", "{:,.3g} token types"),
+        _at_layers(
+            partial(_below, "token_types_regressed", FEW_TYPES), "min", "{:,.3g} token types"
+        ),
     ),
     (
         "Few occurrences of each token",
@@ -342,9 +335,12 @@ def origins(runs: Sequence[Run]) -> pd.DataFrame:
         own = {SETTINGS.get(key, key): value for key, value in run.settings.items()}
         if files := own.get("text_files"):
             own["text"] = f"{files} ({own['text']})"
-        models = listed([model for model in run.checkpoints["model"].unique() if model], 2)
         versions = ", ".join(f"{name} {own[name]}" for name in ("embedgeo", "torch") if name in own)
-        cells = {"model": models, **{name: own.get(name, "") for name in _ORIGIN}, "date": run.date}
+        cells = {
+            "model": listed(run.models, 2),
+            **{name: own.get(name, "") for name in _ORIGIN},
+            "date": run.date,
+        }
         rows.append(cells | {"version": versions})
     table = pd.DataFrame(rows, [run.label for run in runs])
     return table.loc[:, (table != "").any()].replace("", _UNKNOWN)
@@ -373,30 +369,31 @@ def unlike_settings(runs: Sequence[Run]) -> str:
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:
     """Sizes of what was measured: a row of cells for each run, as far as they are known."""
-    columns = {
-        "group": [run.group or _UNKNOWN for run in runs],
-        "measurements": [f"{len(run.steps):,}" if run.has_steps else _UNKNOWN for run in runs],
-        "steps": [_range_text(run.steps if run.has_steps else []) for run in runs],
-        "layers": [
-            f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN
-            for run in runs
-        ],
-        "width": [_range_text(run.widths) for run in runs],
-        "parameters": [
-            _range_text([float(run.facts.get("num_parameters") or "nan")]) for run in runs
-        ],
-        "token types": [_range_text(run.values.get("token_types", [])) for run in runs],
-        "rows each": [_range_text(run.values.get("n", [])) for run in runs],
-    }
-    table = pd.DataFrame(columns, [run.label for run in runs])
+    rows = []
+    for run in runs:
+        steps = run.steps if run.has_steps else []
+        layers = run.layers
+        cells = {
+            "group": run.group or _UNKNOWN,
+            "measurements": f"{len(steps):,}" if run.has_steps else _UNKNOWN,
+            "steps": _range_text(steps),
+            "layers": f"{len(layers)}: {layers[0]} to {layers[-1]}" if layers else _UNKNOWN,
+            "width": _range_text(run.widths),
+            "parameters": _range_text([float(run.facts.get("num_parameters") or "nan")]),
+            "token types": _range_text(run.values.get("token_types", [])),
+            "rows each": _range_text(run.values.get("n", [])),
+        }
+        rows.append(cells)
+    table = pd.DataFrame(rows, [run.label for run in runs])
     return table.loc[:, (table != _UNKNOWN).any()]
 
 
 def num_regressed(metric: str, runs: Sequence[Run]) -> str:
     """A sentence on how many token types a number over these rests on; empty of another one."""
+    if term(metric).group != "token types":
+        return ""
     known = [n for run in runs for n in run.values.get("token_types_regressed", [])]
-    is_over_types = term(metric).group == "token types"
-    return f"Of {_range_text(known)} token types." if is_over_types and known else ""
+    return f"Of {_range_text(known)} token types." if known else ""
 
 
 def _range_text(values: Iterable[float]) -> str:

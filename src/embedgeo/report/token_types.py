@@ -1,7 +1,7 @@
 """V against M of token types, from the tables of the checkpoints."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,36 +22,25 @@ _PALE = "#c9ccd1"  # of token types outside of the range of the regressions
 _LARGEST = 1e100  # value that can be squared
 
 
-class Types(NamedTuple):
-    """The token types of a run, from the table of the last step that has one."""
-
-    run: Run
-    step: int
-    table: pd.DataFrame
-    most_layers: int  # at which they are drawn, evenly spaced over the depth
-
-
-def types_of(run: Run, most_layers: int = 4) -> Types | None:
-    """The token types of a run, if it has any that can be drawn."""
-    steps = run.steps_of("tokens")
-    if not steps:
+def types_of(run: Run) -> tuple[int, pd.DataFrame] | None:
+    """The last step of a run that has a table of token types, and those that can be drawn, if there
+    are any.
+    """
+    if (last := run.last_table("tokens")) is None:
         return None
-    table = run.read("tokens", steps[-1])
+    step, table = last
     is_drawable = (table[["n", "Q", "M", "V"]].abs() <= _LARGEST).all(axis=1) & (table["n"] >= 1)
     table = table[is_drawable]
-    return Types(run, steps[-1], table, most_layers) if len(table) else None
+    return (step, table) if len(table) else None
 
 
 def mean_against_variance(
-    known: Types, layers: Sequence[str] = (), ax: Axes | None = None
+    run: Run, step: int, table: pd.DataFrame, layers: Sequence[str], ax: Axes | None = None
 ) -> FigureData:
-    """V against M of the token types of the last checkpoint, with the regression line; default: at
-    some layers.
+    """V against M of the token types of a step at some layers, with the regression line.
 
     Types outside of the range of the regression are pale, and have no room of their own.
     """
-    run, step, table, most_layers = known
-    layers = layers or run.layers_to_draw(table, most_layers)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)

@@ -1,6 +1,7 @@
 """How variance is spread: figures of eigenvalue spectra, and a table of the largest coordinates."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,9 +40,10 @@ _SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the me
 
 def read_spectrum(run: Run) -> tuple[int, pd.DataFrame] | None:
     """The last step of a run that has spectra, and these: see `spectrum_shares`."""
-    steps = run.steps_of("spectra")
-    table = spectrum_shares(run.read("spectra", steps[-1])) if steps else pd.DataFrame()
-    return None if table.empty else (steps[-1], table)
+    if (last := run.last_table("spectra")) is None:
+        return None
+    step, table = last[0], spectrum_shares(last[1])
+    return None if table.empty else (step, table)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
@@ -54,7 +56,7 @@ def spectrum_shares(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(
         share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size")
     )
-    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _EIGENVALUES).round()
+    kept = np.geomspace(1, max(1, table["index"].max()), _EIGENVALUES).round()
     is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
     return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
 
@@ -101,14 +103,8 @@ def _draw_spectra(
     gaussian = values[values > 0].reindex(index)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
     ax.plot(gaussian, label=GAUSSIAN, **draw.BASELINE)
-    ax.axhline(
-        edge,
-        label=f"Marchenko-Pastur edge {number(edge)}",
-        color=draw.ACCENT,
-        ls=":",
-        lw=1.2,
-        zorder=1.5,
-    )
+    label = f"Marchenko-Pastur edge {number(edge)}"
+    ax.axhline(edge, label=label, color=draw.ACCENT, ls=":", lw=1.2, zorder=1.5)
     return gaussian, edge
 
 
@@ -129,10 +125,9 @@ def coordinate_tables(run: Run) -> Iterator[TableData]:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
     last step that has a table of them; the page has the first five.
     """
-    steps = run.steps_of("coordinates")
-    if not steps:
+    if (last := run.last_table("coordinates")) is None:
         return
-    table = run.read("coordinates", steps[-1])
+    step, table = last
     of_cosine = table["share_of_cosine"]
     table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
     is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
@@ -140,18 +135,17 @@ def coordinate_tables(run: Run) -> Iterator[TableData]:
     if table.empty:
         return
     ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
-    present = run.layers_in(table)
     shown = ranked[ranked["rank"] <= _SHOWN]
     numbers = shown["coordinate"].map("{:.0f}".format)
     words = numbers + ": " + shown["share"].map("{:.1%}".format)
     cells = words.groupby([shown["layer"], "by"]).agg(", ".join).unstack()
-    cells = cells.reindex(index=present, columns=[*_SHARES]).fillna("")
-    by_variance = _ranked(table, "share_of_V")
-    layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
+    cells = cells.reindex(index=run.layers_in(table), columns=[*_SHARES]).fillna("")
+    of_variance: Any = ranked.loc["share_of_V"]
+    layer, _, coordinate, size = of_variance.nlargest(1, "share").iloc[0]
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
     yield TableData(
         "coordinates-largest",
-        run.titled("The largest coordinates", steps[-1]),
+        run.titled("The largest coordinates", step),
         cells.rename(columns=_SHARES).reset_index(),
         ranked.reset_index("by").set_index(["by", "layer", "rank"]),
         text,

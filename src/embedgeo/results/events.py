@@ -30,12 +30,8 @@ Scalars: TypeAlias = Literal["headlines", "all"] | Sequence[str]
 
 def require_scalars(scalars: Scalars) -> Scalars:
     """The argument ``scalars``; ValueError if it is none."""
-    is_known = (
-        scalars in ("headlines", "all")
-        if isinstance(scalars, str)
-        else all(isinstance(each, str) for each in scalars)
-    )
-    if not is_known:
+    patterns = [] if scalars in ("headlines", "all") else scalars
+    if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
         raise ValueError(
             f'scalars must be "headlines", "all", or a list of keys and patterns; got {scalars!r}.'
         )
@@ -139,13 +135,8 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
     layout = custom_scalars_layout(record["metric"] for record in records)
-    summaries = [
-        custom_scalars(layout),
-        *(
-            scalar(tag, value)
-            for tag, value in tagged_scalars([*records, *block_means(records)]).items()
-        ),
-    ]
+    values = tagged_scalars([*records, *block_means(records)])
+    summaries = [custom_scalars(layout), *(scalar(tag, value) for tag, value in values.items())]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,16 +82,15 @@ class SweepFolder:
             inside = (*self.path.glob("[!.]*/"), *self.tensorboard.glob("[!.]*/"))
             remove_leftovers(self.path, *inside)
             if not manifest:
-                self._write_manifest(
-                    {
-                        "asked": dict(settings),
-                        "date": today(),
-                        "definitions": DEFINITIONS,
-                        "versions": {"python": platform.python_version(), **versions()},
-                        **entries,
-                    },
-                    keep=True,
-                )
+                manifest = {
+                    "asked": dict(settings),
+                    "date": today(),
+                    "definitions": DEFINITIONS,
+                    "versions": {"python": platform.python_version(), **versions()},
+                    **entries,
+                }
+                with replacing(self.path / "manifest.json", keep=True) as temporary:
+                    temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise OSError(
                 f"{self.path} must be a folder that can be written; it is not ({error})."
@@ -186,10 +186,8 @@ class SweepFolder:
         """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be
         there.
         """
-        kinds = {*TABLES} | {path.parent.name for path in self.path.glob("*/*.parquet")} - {
-            "checkpoints",
-            "drift",
-        }
+        there = {path.parent.name for path in self.path.glob("*/*.parquet")}
+        kinds = {*TABLES, *there} - {"checkpoints", "drift"}
         paths = {kind: self.path / kind / f"{name}.parquet" for kind in sorted(kinds)}
         return {
             kind: read_table(path)
@@ -312,10 +310,6 @@ class SweepFolder:
                 with suppress(OSError):  # it holds more
                     path.parent.rmdir()
 
-    def _write_manifest(self, manifest: Mapping[str, Any], *, keep: bool = False) -> None:
-        with replacing(self.path / "manifest.json", keep=keep) as temporary:
-            temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-
     def _file(self, name: str) -> Path:
         return self.checkpoints / f"{name}.parquet"
 
@@ -359,9 +353,8 @@ def _with_texts(table: pd.DataFrame) -> pd.DataFrame:
 
 def _derived_from(path: Path) -> dict[str, str]:
     """Digests of the records that a file was derived from, by checkpoint; empty without one."""
-    digests: dict[str, str] = (
-        json.loads(read_metadata(path).get(_DERIVED, "{}")) if path.exists() else {}
-    )
+    metadata = read_metadata(path) if path.exists() else {}
+    digests: dict[str, str] = json.loads(metadata.get(_DERIVED, "{}"))
     return digests
 
 
@@ -388,7 +381,5 @@ def _shape(records: pd.DataFrame) -> str:
     """Width and depth of the model, as its records have them."""
     layers = records[["layer", "width"]].drop_duplicates("layer")
     widths = layers.set_index("layer")["width"].drop(MODEL, errors="ignore")
-    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(
-        widths.index
-    )
+    blocks = [*chain.from_iterable(blocks_by_side(widths.index).values())] or [*widths.index]
     return f"{widths[blocks].max()} wide, {len(blocks)} deep"

@@ -117,16 +117,11 @@ def _with_terms(table: pa.Table) -> pa.Table:
     """Records with the terms of their metrics that are not this package's, which another process
     cannot know.
     """
-    terms = (
-        foreign_terms(table["metric"].drop_null().unique().to_pylist())
-        if "metric" in table.column_names
-        else ""
-    )
-    return (
-        table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms})
-        if terms
-        else table
-    )
+    if "metric" not in table.column_names:
+        return table
+    terms = foreign_terms(table["metric"].drop_null().unique().to_pylist())
+    metadata = {**(table.schema.metadata or {}), _TERMS: terms}
+    return table.replace_schema_metadata(metadata) if terms else table
 
 
 def today() -> str:
@@ -226,10 +221,7 @@ class HistoryFile:
         self._own = uuid4().hex
         self.run = run
         self._origin = origin
-        self._metadata = {
-            _ORIGIN: json.dumps({"date": today(), **origin}),
-            _WRITER: self._own,
-        }
+        self._metadata = {_ORIGIN: json.dumps({"date": today(), **origin}), _WRITER: self._own}
         self._start = start
         self._kept = ""  # what the file at the path is, if it is to be kept
         self._earlier: pa.Table | None = None  # records of the file; None until it has been read
@@ -357,13 +349,10 @@ def _histories(source: Path) -> Iterator[tuple[Path, str]]:
     for path in (
         [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name))
     ):
-        prefix = (
-            unquote(path.name.removeprefix("history").removesuffix("parquet").strip("."))
-            or "geometry"
-        )
+        suffix = path.name.removeprefix("history").removesuffix("parquet").strip(".")
         current = path.with_name(re.sub(r"\.\d+\.parquet$", ".parquet", path.name))
         if path in (source, current) or not current.exists():
-            yield path, prefix
+            yield path, unquote(suffix) or "geometry"
 
 
 def is_history(path: Path) -> bool:
@@ -394,11 +383,10 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
     runs = []
     for parts, (_, prefix, records, path) in zip(every, found, strict=True):
         lengths = range(1, len(parts))
-        length = next(
-            (k for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1),
-            len(parts),
+        ends = (
+            parts[-k:] for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1
         )
-        name = "/".join(parts[-length:])
+        name = "/".join(next(ends, parts))
         origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
         if prefix != "geometry":
             name = f"{name} {prefix}"

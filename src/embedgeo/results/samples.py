@@ -160,12 +160,9 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
             raise ValueError(
                 f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}."
             )
-        if name not in names and not (name is None and names):
-            saved = (
-                f"has those of {', '.join(names)}"
-                if names
-                else "has none: sweep with --save-samples true"
-            )
+        if not names or name not in (None, *names):
+            saved = "has none: sweep with --save-samples true"
+            saved = f"has those of {', '.join(names)}" if names else saved
             raise FileNotFoundError(
                 f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {saved}."
             )

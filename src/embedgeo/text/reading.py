@@ -140,13 +140,9 @@ class Documents:
 
 
 def _of(part: "Address | Path | list[str]") -> Iterable[str]:
-    return (
-        _stream(part)
-        if isinstance(part, Address)
-        else part
-        if isinstance(part, list)
-        else _read(part)
-    )
+    if isinstance(part, list):
+        return part
+    return _stream(part) if isinstance(part, Address) else _read(part)
 
 
 class Address(NamedTuple):
@@ -166,18 +162,13 @@ def parse_address(url: str) -> Address:
     path, has_column, column = url.removeprefix(_PREFIX).partition("#")
     path, has_split, split = path.partition(":")
     parts = path.split("/")
-    is_named = (
-        all(parts)
-        and len(parts) in (2, 3)
-        and all(_PART_OF_NAME.fullmatch(part) for part in parts[:2])
-    )
+    is_named = len(parts) in (2, 3) and all(parts) and all(map(_PART_OF_NAME.fullmatch, parts[:2]))
     if not is_named or (has_column and not column) or (has_split and not split):
         raise ValueError(
             f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}."
         )
-    return Address(
-        url, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text"
-    )
+    config = parts[2] if len(parts) == 3 else None
+    return Address(url, "/".join(parts[:2]), config, split or "train", column or "text")
 
 
 def _stream(address: Address) -> Iterator[str]:

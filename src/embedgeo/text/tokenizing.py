@@ -81,11 +81,9 @@ def tokenize_joined(
         )
     )
     ids = cut_sequences((ids for ids, _ in encoded), room, body).tolist()
-    places = (
-        cut_sequences((places for _, places in encoded), room, body).tolist()
-        if with_words
-        else [[]] * len(ids)
-    )
+    places: list[list[int]] = [[]] * len(ids)
+    if with_words:
+        places = cut_sequences((places for _, places in encoded), room, body).tolist()
     return _surrounded(
         zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None
     )
@@ -148,12 +146,9 @@ def _surrounded(
         lengths.append(len(before) + len(ids) + len(after))
         token_ids += [*before, *ids, *after]
         places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
-    words = (
-        None if decode is None else _spell_words(token_ids, places, torch.tensor(lengths), decode)
-    )
-    return TokenizedText(
-        torch.tensor(token_ids), torch.tensor(lengths), words, num_before=len(before)
-    )
+    counts = torch.tensor(lengths)
+    words = None if decode is None else _spell_words(token_ids, places, counts, decode)
+    return TokenizedText(torch.tensor(token_ids), counts, words, num_before=len(before))
 
 
 def chosen_special_tokens(
