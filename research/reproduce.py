@@ -392,12 +392,7 @@ def write_page(paper: Paper, folder: Path) -> list[Row]:
     page = folder / "reproduce" / f"{paper.name}.html"
     report = page.with_suffix("")
     measured = read_measured(folder, paper, report / "metrics.csv")
-    groups = []
-    for group, names in paper.groups.items():
-        if there := [each.model for each in measured if each.model in names]:
-            groups.append(f"{group}={','.join(there)}")
     options = ["--out", str(report), "--layers", str(paper.layers)]
-    options += ["--model-group", *groups] if groups else []
     run_command("report", str(folder), *options).check_returncode()
     names = _names(measured)
     for name, each in zip(names, measured, strict=True):

@@ -89,7 +89,6 @@ def doctor(settings: DoctorSettings) -> None:
 def report(
     dirs: list[str],
     out: Path | None = None,
-    model_group: list[str] | dict[str, Any] | tuple[()] = (),
     metrics: list[str] | tuple[()] = (),
     reference: list[str] | tuple[()] = (),
     layers: int = 4,
@@ -101,9 +100,6 @@ def report(
             files); several are compared with each other.
         out: the folder to write to, which several folders need; default: ``report`` in the one
             folder. An earlier report in it is replaced; a folder with anything else is refused.
-        model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
-            line style; in YAML also a mapping. A model is named as in its sweep, or as the report
-            names it.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
@@ -114,13 +110,12 @@ def report(
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
-    from embedgeo.results.groups import parse_groups
 
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     if metrics and not chosen:
         raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
-    print(write_report(folders, out, parse_groups(model_group), chosen, earlier, layers))
+    print(write_report(folders, out, chosen, earlier, layers))
 
 
 def examples(name: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The report of final models: no steps, compared over depth; groups, words and batches."""
+"""The report of final models: no steps, compared over depth; words and batches."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.drawing import style
-from embedgeo.report import comparison
 from embedgeo.report.runs import read_runs
 from tests.report.page import Page, report
 from tests.report.synthetic import OF_TYPES, make_models, make_sweep
@@ -21,9 +19,8 @@ SHORT = ["bert-l", "bert-s", "gpt"]
 def three(tmp_path_factory: pytest.TempPathFactory) -> Page:
     metrics = ("n", "Q", "M", "V", "token_types", *OF_TYPES)
     folder = make_models(tmp_path_factory.mktemp("models") / "three", THREE, metrics=metrics)
-    groups = ["encoder=bert-s,lab/bert-l", "decoder=gpt"]
     with unpainted():
-        assert main(["report", str(folder), "--model-group", *groups]) == 0
+        assert main(["report", str(folder)]) == 0
     return Page(folder / "report" / "index.html")
 
 
@@ -37,26 +34,6 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(three: Page) -> 
     assert found.groupby("run")["depth"].agg(list)["bert-s"] == [0, 0.5, 1]
     for path in (three.folder / "figures").glob("*.[sc][vs][gv]"):
         assert not re.search(r"\bstep\b", path.read_text()), path
-
-
-def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> None:
-    metrics = ("n", "Q", *OF_TYPES)
-    folder = make_models(tmp_path, THREE, metrics=metrics)
-    assert {run.group for run in read_runs([folder])} == {""}
-    runs = read_runs([folder], {"lab/*": "encoder", "gpt": "old"})
-    assert {run.label: run.group for run in runs} == {
-        **dict.fromkeys(SHORT, "encoder"),
-        "gpt": "old",
-    }
-    with style():
-        data = comparison.compare_profiles(runs, "Q")
-    assert "old: gpt" in data.text
-    dashes = {run.group: set() for run in runs}
-    lines = [line for line in data.figure.axes[0].lines if line.get_marker() not in ("", "None")]
-    for run, line in zip(runs, lines, strict=True):
-        dashes[run.group].add(line.is_dashed())
-    assert sorted(map(len, dashes.values())) == [1, 1]
-    assert dashes["old"] != dashes["encoder"]
 
 
 def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.report")
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 import pyarrow as pa
@@ -33,7 +32,6 @@ _MARK = '<meta name="generator" content="embedgeo report">'
 def write_report(
     dirs: Sequence[Path],
     out: Path | None = None,
-    groups: Mapping[str, str] = MappingProxyType({}),
     metrics: Sequence[str] = (),
     reference: Sequence[Path] = (),
     layers: int = 4,
@@ -49,7 +47,6 @@ def write_report(
             files).
         out: the folder to write to; default: ``report`` in the folder. Several folders, and a
             history itself, have none.
-        groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
         reference: folders of earlier runs, whose range stands behind the means over blocks.
         layers: at how many of them, at most, token types and spectra are drawn.
@@ -71,7 +68,7 @@ def write_report(
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
-        runs = read_runs(dirs, groups)
+        runs = read_runs(dirs)
         varying = varying_metrics(runs)
         if unknown := [metric for metric in metrics if metric not in varying]:
             raise ValueError(

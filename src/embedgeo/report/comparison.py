@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
-from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from embedgeo.drawing import (
-    DASHES,
     RUNS,
     FigureData,
     Lines,
@@ -19,7 +17,7 @@ from embedgeo.drawing import (
     step_axis,
     value_axis,
 )
-from embedgeo.formatting import number, printable
+from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
@@ -27,11 +25,10 @@ from embedgeo.report.runs import Run, drawable
 
 
 class Curve(NamedTuple):
-    """Values of a run or model, their errors, and its group of models."""
+    """Values of a run or model, and their errors."""
 
     values: pd.Series
     errors: pd.Series
-    group: str
 
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
@@ -41,7 +38,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         means, errors = run.means(metric), run.mean_errors(metric)
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
-            curves[label] = Curve(means[name], errors[name], run.group)
+            curves[label] = Curve(means[name], errors[name])
     data = _comparison("dynamics", metric, "against step", "mean over blocks; ", curves)
     step_axis(data.figure.axes[0], *(run.steps for run in runs))
     return data._replace(
@@ -59,7 +56,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
         for part, depths in relative_depths(run.depth).items():
             label = f"{run.label}, {part[:-1]}" if part else run.label
             at, places = [*depths], [*depths.values()]
-            curves[label] = Curve(last[at].set_axis(places), errors[at].set_axis(places), run.group)
+            curves[label] = Curve(last[at].set_axis(places), errors[at].set_axis(places))
     training = [run.has_steps for run in runs]
     when = "last step; " if all(training) else "runs at their last step; " if any(training) else ""
     data = _comparison("profiles", metric, "over relative depth", when, curves)
@@ -84,7 +81,7 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     for run in runs:
         losses = drawable(run.of_model("training_loss")).dropna()
         if len(losses):
-            curves[run.label] = Curve(losses, losses * np.nan, run.group)
+            curves[run.label] = Curve(losses, losses * np.nan)
             steps += [run.steps, [*losses.index]]
     if curves:
         data = _comparison("loss", "training_loss", "", "", curves)
@@ -97,41 +94,22 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
 def _comparison(
     kind: str, metric: str, over: str, what: str, curves: Mapping[str, Curve]
 ) -> FigureData:
-    """A figure of curves, with a legend of them and of their groups."""
+    """A figure of curves, with a legend of them."""
     named = term(metric)
-    groups = sorted({each.group: "" for each in curves.values()}, key=lambda group: not group)
-    by_group = dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
     count = len(curves)  # no colour twice
     colours: Any = (
         RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     )
     values = pd.DataFrame({label: each.values for label, each in curves.items()})
     errors = pd.DataFrame({label: each.errors for label, each in curves.items()})
-    of_runs = Lines(
-        "run",
-        values,
-        colours[:count],
-        errors,
-        [by_group.get(each.group, "-") for each in curves.values()],
-        1.3,
-        "osD^vPX*<>",
-    )
+    of_runs = Lines("run", values, colours[:count], errors, width=1.3, markers="osD^vPX*<>")
     figure, (ax,) = new_figure(f"{named.name} {over}".rstrip(), what + named.unit)
     lines(ax, of_runs)
     value_axis(ax, named, values, errors=errors)
-    for group, dashes in by_group.items():
-        ax.plot([], label=printable(group) or "in no group", color="black", ls=dashes, lw=1.3)
     if count > 1:
         legend(ax)
     numbers, bands = with_errors(values, errors)
     text = _trends(values) + bands
-    if by_group:
-        members = {
-            group: [label for label, each in curves.items() if each.group == group]
-            for group in by_group
-        }
-        named_groups = (f"{group or 'no group'}: {', '.join(members[group])}" for group in by_group)
-        text += f" Line styles are by group: {'; '.join(named_groups)}."
     return FigureData(f"{metric}-compared-{kind}", figure, numbers, "", text, [of_runs])
 
 

@@ -5,10 +5,9 @@ and layers.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from math import nan
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +22,6 @@ from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
 from embedgeo.results.findings import MOVED
 from embedgeo.results.folder import SweepFolder, with_means
-from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
@@ -109,7 +107,6 @@ class Run:
     # of weights, and the checkpoints with them
     shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     has_steps: bool = True  # a final model is of no step, and stands at step 0
-    group: str = ""  # of models, if it is in one
     facts: dict[str, str] = field(default_factory=dict)  # of the last checkpoint, as it was written
     # by kind and step: what else is known of a checkpoint, or the file that it is read from
     tables: Mapping[str, Mapping[int, Path | pd.DataFrame]] = field(default_factory=dict)
@@ -377,14 +374,9 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     return replace(run, baseline=drawable(baseline))
 
 
-def read_runs(
-    folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})
-) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs of some folders, with distinct labels. A final model has its own name, a run that of
     its folder.
-
-    Groups of models are by the name of the model or the label of the run; instead of what the sweep
-    was told.
     """
     runs: list[Run] = []
     for folder in folders:
@@ -399,16 +391,7 @@ def read_runs(
     for i, run in enumerate(runs):
         place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
         runs[i] = replace(with_baseline(run), label=run.label + place)
-    names = [[run.label, *run.models] for run in runs]
-    group_of = groups_of(groups, chain.from_iterable(names))
-    return [
-        replace(
-            run,
-            group=next((group_of[name] for name in own if name in group_of), ""),
-            differences=runs[0].differences_of(run),
-        )
-        for run, own in zip(runs, names, strict=True)
-    ]
+    return [replace(run, differences=runs[0].differences_of(run)) for run in runs]
 
 
 def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:

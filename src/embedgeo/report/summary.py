@@ -374,7 +374,6 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
         steps = run.steps if run.has_steps else []
         layers = run.layers
         cells = {
-            "group": run.group or _UNKNOWN,
             "measurements": f"{len(steps):,}" if run.has_steps else _UNKNOWN,
             "steps": _range_text(steps),
             "layers": f"{len(layers)}: {layers[0]} to {layers[-1]}" if layers else _UNKNOWN,

@@ -184,7 +184,7 @@ class GeometryMonitor(Monitor, Callback):
             folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
-        self._watched = some_weights(pl_module)
+        self._watched = some_weights(pl_module) if self.measure_last else []
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -206,7 +206,7 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
-        self._left = first_numbers(self._watched) if self.measure_last else []
+        self._left = first_numbers(self._watched)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch
