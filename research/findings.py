@@ -10,10 +10,8 @@ writes a copy of all beside its runs.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from math import ceil, hypot, inf, isfinite, nan, sqrt
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,6 +36,7 @@ from research.findings_runs import (
     Size,
     do_runs,
     read_runs,
+    shared_among,
 )
 
 PAGE = Path("docs/findings.md")
@@ -747,8 +746,8 @@ def all_replays(values: Frame, losses: Frame, processes: int) -> Replays:
         losses[losses["is_alarm"] & (losses["fault"] == fault) & (losses["seed"] == seed)]
         for fault, seed in of_runs
     ]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return dict(zip(of_runs, pool.map(replayed, of_runs.values(), own), strict=True))
+    replays = shared_among(processes, replayed, of_runs.values(), own)
+    return dict(zip(of_runs, replays, strict=True))
 
 
 def alarms(replays: Replays, onset: int) -> str:

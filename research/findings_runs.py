@@ -9,8 +9,8 @@ page of them.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -18,7 +18,7 @@ from hashlib import sha256
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
@@ -51,6 +51,7 @@ KINDS: tuple[Kind, ...] = ("decoder", "pre-LN", "post-LN")
 """A GPT-NeoX, an encoder that norms the inputs of its blocks (RoBERTa-PreLayerNorm) and one their
 outputs (BERT).
 """
+Result = TypeVar("Result")
 
 STARTS = ("rate × 10", "no warm-up", "weights × 4")
 """Faults that a run has from its first step on."""
@@ -112,7 +113,7 @@ SIZES = {
             "post-LN": Training(4, 32, 4, 1e-3, num_layers=2, width=32),
         },
         Training(12, 32, 2, 3e-3, num_layers=2, width=32),
-        alarm_every=2,
+        alarm_every=3,
         alarm_probe=128,
         sound=2,
         seeds=2,
@@ -594,10 +595,20 @@ def do_runs(size: str, folder: Path, processes: int) -> None:
         )
     file.write_text(settings)
     todo = tasks(SIZES[size])
+    run_task = partial(run, size=SIZES[size], folder=folder)
+    for done, task in enumerate(shared_among(processes, run_task, todo), 1):
+        print(f"{done} of {len(todo)}: {task}", flush=True)
+
+
+def shared_among(
+    processes: int, function: Callable[..., Result], *arguments: Iterable[Any]
+) -> Iterator[Result]:
+    """What `map` yields, by new processes; by this one if it is one."""
+    if processes == 1:
+        yield from map(function, *arguments)
+        return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(run, task, SIZES[size], folder) for task in todo]
-        for done, future in enumerate(as_completed(futures), 1):
-            print(f"{done} of {len(todo)}: {future.result()}", flush=True)
+        yield from pool.map(function, *arguments)
 
 
 def read_runs(folder: Path, size: str) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -8,10 +8,8 @@ measured on one probe. A second table measures the sound model in wrong ways. So
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +19,7 @@ from jsonargparse import CLI
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from research.findings_runs import SIZES, Setting, Size, Task, measure, onset, rate
+from research.findings_runs import SIZES, Setting, Size, Task, measure, onset, rate, shared_among
 
 KEYS = (
     "V_W_over_V_unbiased",
@@ -31,8 +29,8 @@ KEYS = (
     "intrinsic_dimension",
     "mean_cosine",
 )
-AFTER = (4, 20, 60)
-"""Steps from the begin of a fault to the measurements."""
+AFTER = {"full": (4, 20, 60), "small": (1, 2, 3)}
+"""Steps from the begin of a fault to the measurements, by size."""
 
 BLOCK = 1  # the one that something is done to
 LEAST = 0.1  # relative change from which on a layer counts as moved
@@ -159,7 +157,7 @@ def wrongly_measured(
     yield "untrained", values_of(untrained, probe)
 
 
-def changes_of(seed: int, size: Size) -> Iterator[dict[str, Any]]:
+def changes_of(seed: int, size: Size, after_steps: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Records of relative changes, and of losses, beside the sound run of the seed."""
     training = size.alarms
     setting = Setting("decoder", training, size)
@@ -170,11 +168,11 @@ def changes_of(seed: int, size: Size) -> Iterator[dict[str, Any]]:
     state = dict[str, Any]()
     *_, (_, model, _) = continued("", setting, seed, untrained, state, range(start))
     sound = dict[int, tuple[pd.Series, float, float]]()
-    last = start + max(AFTER)
+    last = start + after_steps[-1]
     for fault in ("", *FAULTS):
         run = continued(fault, setting, seed, model, dict(state), range(start, last))
         for step, after, loss in run:
-            if step - start not in AFTER:
+            if step - start not in after_steps:
                 continue
             found = values_of(after, probe), loss, held_out_loss(setting, after)
             if not fault:
@@ -196,10 +194,10 @@ def changes_of(seed: int, size: Size) -> Iterator[dict[str, Any]]:
                     yield names | {"layer": layer, "metric": metric, "change": change}
 
 
-def of_seed(seed: int, size: Size) -> pd.DataFrame:
+def of_seed(seed: int, size: Size, after_steps: tuple[int, ...]) -> pd.DataFrame:
     """The records of a seed, as a table."""
     torch.set_num_threads(1)
-    return pd.DataFrame(changes_of(seed, size))
+    return pd.DataFrame(changes_of(seed, size, after_steps))
 
 
 def moved(changes: pd.DataFrame, none: pd.DataFrame) -> str:
@@ -236,9 +234,9 @@ def main(
         out: a CSV of the same.
         processes: that runs are shared among.
     """
-    seeds = range(SIZES[size].seeds)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        table = pd.concat(pool.map(partial(of_seed, size=SIZES[size]), seeds))
+    seeds = range(SIZES[size].seeds if size == "full" else 1)
+    records_of = partial(of_seed, size=SIZES[size], after_steps=AFTER[size])
+    table = pd.concat(shared_among(processes, records_of, seeds))
     rows = list[dict[str, Any]]()
     for (name, after), changes in table.groupby(["name", "steps"], sort=False):
         none = table[

@@ -1,8 +1,8 @@
 """Runs commands of the command line in forked processes, so that the imports are paid for once:
 ``python -m`` this.
 
-Reads from stdin {"runs": [{"args": [...], "kill_after": seconds or null}], "parallel": bool}; the
-last line it prints are the exit statuses (-9: killed) and how long each took.
+Each line of stdin is a list of runs that begin together, {"args": [...], "kill_after": seconds or
+none}. It is answered by a line with the exit statuses (-9: killed), after what the runs print.
 """
 
 import json
@@ -11,6 +11,8 @@ import signal
 import sys
 import time
 
+ANSWER = "exit statuses: "
+
 
 def main():
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
@@ -18,17 +20,11 @@ def main():
     import embedgeo.cli
     import embedgeo.sweep.run
 
-    job = json.load(sys.stdin)
-    statuses, seconds = [], []
-    if job.get("parallel"):
-        pids = [start(embedgeo.cli.main, run["args"]) for run in job["runs"]]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    else:
-        for run in job["runs"]:
-            begun = time.monotonic()
-            statuses.append(wait(start(embedgeo.cli.main, run["args"]), run.get("kill_after")))
-            seconds.append(time.monotonic() - begun)
-    print(json.dumps([statuses, seconds]))
+    for line in sys.stdin:
+        runs = json.loads(line)
+        pids = [start(embedgeo.cli.main, run["args"]) for run in runs]
+        statuses = [wait(pid, run.get("kill_after")) for pid, run in zip(pids, runs, strict=True)]
+        print(f"\n{ANSWER}{json.dumps(statuses)}", flush=True)
 
 
 def start(command, args):

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.sweep.forked import ANSWER
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +22,9 @@ NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for m
 
 
 @pytest.fixture
-def environment(hub, tmp_path):
-    return {
+def forked(hub, tmp_path):
+    """Runs commands at the same time: their exit statuses, and what they printed."""
+    environment = {
         **os.environ,
         "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": str(tmp_path / "cache"),
@@ -29,28 +32,29 @@ def environment(hub, tmp_path):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
     }
-
-
-def run(command, environment, folder, **more):
-    return subprocess.run(
-        command,
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.sweep.forked"],
         env=environment,
-        cwd=folder,
-        capture_output=True,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
-        check=False,
-        **more,
     )
 
+    def run(*runs):
+        process.stdin.write(json.dumps(runs) + "\n")
+        process.stdin.flush()
+        said = ""
+        for line in process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER)), said
+            said += line
+        raise AssertionError(said)
 
-def forked(environment, *runs, parallel=False):
-    job = json.dumps({"runs": list(runs), "parallel": parallel})
-    command = [sys.executable, "-m", "tests.sweep.forked"]
-    ended = run(command, environment, ROOT, input=job)
-    assert ended.returncode == 0, ended.stderr
-    statuses, seconds = json.loads(ended.stdout.splitlines()[-1])
-    return statuses, ended.stdout + ended.stderr, seconds
+    with process:
+        yield run
+        process.stdin.close()
 
 
 def command(model, options):
@@ -88,39 +92,35 @@ def results(out):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(
-    hub, options, environment, tmp_path
+def test_killed_at_random_moments_or_shared_by_processes_a_sweep_ends_with_the_same_files(
+    hub, options, forked, tmp_path
 ):
+    commits = []
     for step in range(3 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         files = checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0)
-        hub.add(REPOSITORY, f"step{step}", files)
+        commits.append(hub.add(REPOSITORY, f"step{step}", files))
     options |= dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
-    undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
-    (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
-    assert status == 0
-    longest = seconds * min(1, 3 / NUM_KILLS)
+    alone, killed, shared = ({**options, "out": str(tmp_path / name)} for name in "abc")
+    begun = time.monotonic()
+    statuses, said = forked({"args": command(REPOSITORY, alone)})
+    longest = (time.monotonic() - begun) * min(1, 3 / NUM_KILLS)
+    assert statuses == [0], said
     seed = random.SystemRandom().randrange(10**6)
-    moments = [random.Random(seed + i).uniform(0, longest) for i in range(NUM_KILLS)]
-    args = command(REPOSITORY, options)
-    statuses, said, _ = forked(
-        environment, *({"args": args, "kill_after": t} for t in moments), {"args": args}
-    )
-    assert statuses[-1] == 0, (seed, said)
-    assert set(statuses) <= {0, -9}, (seed, said)
-    print(f"killed {statuses.count(-9)} times, seed {seed}")
-    assert results(options["out"]) == results(undisturbed["out"]), seed
-    assert not Path(environment["HF_HUB_CACHE"]).exists(), seed
-
-
-@pytest.mark.slow
-def test_processes_share_a_folder(hub, options, environment, tmp_path):
-    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(3)]
-    hub.add(REPOSITORY, "step9", checkpoint_files(2))  # a duplicate
-    alone, shared = ({**options, "out": str(tmp_path / name)} for name in "ab")
-    for out, num_processes in ((alone, 1), (shared, 2)):
-        hub.requests.clear()
-        each = [{"args": command(REPOSITORY, out)}] * num_processes
-        statuses, said, _ = forked(environment, *each, parallel=True)
-        assert statuses == [0] * num_processes, said
-        assert hub.downloads() == dict.fromkeys(commits, 1), said
+    args = command(REPOSITORY, killed)
+    ended = []
+    for i in range(NUM_KILLS):
+        moment = random.Random(seed + i).uniform(0, longest)
+        statuses, said = forked({"args": args, "kill_after": moment})
+        assert set(statuses) <= {0, -9}, (seed, said)
+        ended += statuses
+    statuses, said = forked({"args": args})
+    assert statuses == [0], (seed, said)
+    print(f"killed {ended.count(-9)} times, seed {seed}")
+    assert results(killed["out"]) == results(alone["out"]), seed
+    hub.requests.clear()
+    statuses, said = forked(*[{"args": command(REPOSITORY, shared)}] * 2)
+    assert statuses == [0, 0], said
+    del commits[2]  # a duplicate
+    assert hub.downloads() == dict.fromkeys(commits, 1), said
     assert results(shared["out"]) == results(alone["out"])
+    assert not (tmp_path / "cache").exists(), seed
