@@ -26,7 +26,6 @@ from embedgeo.sweep.settings import SweepSettings
 from tests.data import KINDS, new_metric
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import steps
 
 
 def test_the_default_metrics_have_a_sample_where_a_scatter_is_too_large():
@@ -152,29 +151,6 @@ def test_token_tables_that_fit_or_are_asked_for_are_held(caplog, options):
     assert any("TokenMoments, Anisotropy, IntrinsicDimension, every" in line for line in told)
     assert not any("in place of TokenMoments" in line for line in told)
     assert "V_W" in found
-
-
-def test_a_resumed_run_keeps_its_metrics():
-    model, batch = gpt_neox(), token_batch(4, 12)
-
-    def run(state, step, **options):
-        monitor = StepMonitor(model, **in_words(**options))
-        monitor.load_state_dict(state)
-        for each in (step, step + 1):
-            with monitor.step(each, batch):
-                model(**batch)
-        monitor.close()
-        assert steps(monitor)
-        return monitor.state_dict(), {record["metric"] for record in monitor.history}
-
-    state, without = run({}, 0, window=MANY)
-    assert "V_W" not in without
-    _, resumed = run(state, 2 * FEW, window=FEW)
-    assert resumed == without
-    state, with_tables = run({}, 0, window=FEW)
-    assert "V_W" in with_tables
-    _, resumed = run(state, 2 * MANY, window=MANY)
-    assert resumed == with_tables
 
 
 def keys_of_a_run(rank):

@@ -127,43 +127,23 @@ def test_a_logger_on_a_server_or_without_a_folder_makes_none_here(
     assert folder or not list(tmp_path.iterdir())
 
 
-def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(
-    tmp_path, caplog
-):
-    caplog.set_level(logging.INFO, "lightning.pytorch")
-
-    def run(every=2, **options):
-        monitor = GeometryMonitor(every, folder=tmp_path, measure_last=False, **OPTIONS)
-        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
-        fit(tmp_path, monitor, saving, data=loader(), enable_checkpointing=True, **options)
-        return steps(monitor)
-
-    assert run(1, max_steps=6) == [0, 1, 2, 3, 4, 5]
-    assert run(max_steps=7, ckpt_path=tmp_path / "saved" / "epoch=0-step=3.ckpt") == [4, 6]
-    assert written(tmp_path) == {
-        "history.parquet": [0, 1, 2, 3, 4, 6],
-        "history.1.parquet": [0, 1, 2, 3, 4, 5],  # some of them beyond the checkpoint
-    }
-    assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
-    first = read(tmp_path)
-    assert run(max_steps=3) == [0, 2]
-    kept = tmp_path / "history.2.parquet"
-    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
-    told = f"GeometryMonitor: the history of an earlier run is kept in {kept}."
-    assert caplog.messages.count(told) == 1
-    assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2]  # of the last run
-    assert [each.steps for each in read_runs([tmp_path])] == [[0, 2]]
-    assert sorted(load_results(kept)["step"].unique()) == [0, 1, 2, 3, 4, 6]
-
-
 @pytest.mark.parametrize("with_state", [False, True])
 def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(
-    tmp_path, with_state
+    tmp_path, caplog, with_state
 ):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
     state = looped(tmp_path, range(5))
     looped(tmp_path, range(5, 9), state=state if with_state else None)
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8]}
+    first = read(tmp_path)
     looped(tmp_path, range(1, 4))  # another one, that counts from 1
+    kept = tmp_path / "history.1.parquet"
+    told = f"StepMonitor: the history of an earlier run is kept in {kept}."
+    assert caplog.messages.count(told) == 1
+    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
+    assert [each.steps for each in read_runs([tmp_path])] == [[2]]
+    assert sorted(load_results(tmp_path)["step"].unique()) == [2]  # of the last run
+    assert sorted(load_results(kept)["step"].unique()) == [0, 2, 4, 6, 8]
     assert written(tmp_path) == {"history.parquet": [2], "history.1.parquet": [0, 2, 4, 6, 8]}
     state = looped(tmp_path, range(1, 2), 5)  # broken off before its first measurement
     assert written(tmp_path)["history.parquet"] == [2]
