@@ -180,7 +180,6 @@ def weights_of_a_wrapper():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model.safetensors": checkpoint_files(1)["model.safetensors"][:-100]}, "Safetensor"),
         (config_with(num_hidden_layers=10**12), "num_hidden_layers must be at most"),
         (config_with(text_config=ENDLESS), "num_hidden_layers must be at most"),
         (config_with(hidden_size=10**7), "must fit the weights"),

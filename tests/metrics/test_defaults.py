@@ -178,7 +178,7 @@ def test_what_a_description_says_is_what_a_monitor_does():
     assert "TokenMoments" in few.metrics
     assert few.exchange_bytes == 0
     with torch.device("meta"):
-        large = gpt_neox(hidden_size=512, vocab_size=100_000, num_hidden_layers=8)
+        large = gpt_neox(hidden_size=1024, vocab_size=100_000, num_hidden_layers=2)
     on_one = describe(GeometryMonitor(), large, batch_size=8, seq_len=1024, ranks=1)
     on_many = describe(GeometryMonitor(), large, batch_size=8, seq_len=1024, ranks=64)
     assert "TokenMoments" in on_one.metrics

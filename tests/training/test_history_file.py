@@ -298,30 +298,27 @@ def test_what_is_not_measured_again_at_the_step_of_a_resumption_stays(tmp_path):
     assert {*read(tmp_path).query("step == 2")["layer"]} == {"00", "01"}
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(
-    tmp_path, is_there
-):
+def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):
     code = f"""if True:
         from pathlib import Path
         from embedgeo.results.parquet import HistoryFile
         from tests.records import layer_records
-        folder = Path({str(tmp_path)!r}, "run")
-        folder.touch()
-        file = HistoryFile(folder)
-        for write in (lambda: file.add(layer_records(0)), file.close):
-            try:
-                write()
-            except OSError:
-                print("full")
-        if {is_there}:
-            folder.unlink()
+        folders = [Path({str(tmp_path)!r}, name) for name in ("back", "lost")]
+        for folder in folders:
+            folder.touch()
+            file = HistoryFile(folder)
+            for write in (lambda: file.add(layer_records(0)), file.close):
+                try:
+                    write()
+                except OSError:
+                    print("full")
+        folders[0].unlink()
     """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "full\nfull\n"
-    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "history.parquet"] * is_there
-    said = f"embedgeo: {tmp_path / 'run' / 'history.parquet'} could not be written: .*\n"
-    assert re.fullmatch(said * (not is_there), done.stderr)
+    assert done.stdout == "full\n" * 4
+    assert [*tmp_path.rglob("*.parquet")] == [tmp_path / "back" / "history.parquet"]
+    said = f"embedgeo: {tmp_path / 'lost' / 'history.parquet'} could not be written: .*\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
