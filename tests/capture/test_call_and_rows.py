@@ -6,13 +6,13 @@ from collections import namedtuple
 
 import pytest
 import torch
-import transformers as hf
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import embedgeo
 from benchmarks.families import families
 from embedgeo import EmbeddingMoments, observe
+from tests.models import llama
 
 KEYS = "n", "Q", "M"
 
@@ -70,19 +70,8 @@ def test_a_list_of_tables_is_no_list_of_blocks():
         assert_equal(values[layer], state)
 
 
-_LLAMA = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "use_cache": False,
-    "initializer_range": 0.3,
-}
-
-
 def test_a_norm_that_the_training_step_calls_on_inner_states_does_not_count():
-    model, ids = hf.LlamaForCausalLM(hf.LlamaConfig(num_hidden_layers=4, **_LLAMA)), ids_of()
+    model, ids = llama(), ids_of()
     monitor = embedgeo.StepMonitor(model, every_n_steps=1, measure_last=False)
     with monitor.step(0, {"input_ids": ids}):
         out = model(input_ids=ids, labels=ids, output_hidden_states=True)
@@ -91,28 +80,6 @@ def test_a_norm_that_the_training_step_calls_on_inner_states_does_not_count():
     monitor.close()
     found = {r["metric"]: r["value"] for r in monitor.history if r["layer"] == "final_norm"}
     assert_equal(found, out.hidden_states[-1])
-
-
-def test_the_text_of_a_model_of_images_is_measured():
-    config = hf.Gemma3Config(
-        text_config={**_LLAMA, "num_hidden_layers": 2, "head_dim": 8},
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        mm_tokens_per_image=4,
-    )
-    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), ids_of()
-    values = measured(model, input_ids=ids, layers="hidden_states")
-    with torch.no_grad():
-        own = model(input_ids=ids, output_hidden_states=True).hidden_states
-    assert len(values) == len(own) == 3
-    for found, state in zip(values.values(), own, strict=True):
-        assert_equal(found, state)
 
 
 def test_several_residual_streams_are_left_out_and_the_others_measured():
@@ -394,9 +361,9 @@ def test_ids_that_are_looked_up_behind_the_blocks_are_of_no_row():
 
 
 def test_embeddings_of_several_look_ups_all_count():
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(num_hidden_layers=2, **_LLAMA)).eval()
+    model = llama().eval()
     table, ids = model.get_input_embeddings(), ids_of()
-    parts = [table(ids), torch.randn(4, 5, 32), table(ids[:, :3])]
+    parts = [table(ids), torch.randn(4, 5, 16), table(ids[:, :3])]
     with torch.no_grad():
         values = measured(model, inputs_embeds=torch.cat(parts, 1))
     assert values["block.00"]["n"] == 4 * (9 + 5 + 3)

@@ -33,9 +33,7 @@ OPTIONS = {"metrics": moments, "on_error": "raise"}
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
     options = {"num_steps": 7, "accumulate": 3, "every_n_steps": 4, "window": 2, **OPTIONS}
     _, inside = loop(optimizer_inside=True, **options)
-    _, outside = loop(**options)
     assert n_at(inside) == dict.fromkeys((0, 4, 7), 2 * 3 * 48)
-    assert_same_history(inside, outside)
 
 
 def test_a_step_may_be_a_tensor_that_is_counted_on_in_place():
