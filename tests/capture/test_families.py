@@ -55,22 +55,10 @@ def assert_own_hidden_states(family, padding):
             assert torch.equal(ids, given[prefix]["input_ids"][keep]), (family, name)
 
 
-def _bart():
-    size = {"d_model": 16, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 2}
-    more = {
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "decoder_start_token_id": 0,
-    }
-    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCABULARY, **size, **more))
-
-
 _MORE = {
     "opt-350m": Family(
         lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}
     ),
-    "bart": Family(_bart, {"encoder.": None, "decoder.": None}),
     "mamba": Family(lambda: hf.MambaForCausalLM(hf.MambaConfig(**_MAMBA)), {"": None}),
     "rwkv": Family(
         lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**_MAMBA, attention_hidden_size=16)), {"": None}

@@ -146,15 +146,6 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
     with pytest.raises(ValueError, match=r"step1 cannot be read: .* must have a config\.json"):
         checkpoint.load()
-    config = checkpoint_files(1)["config.json"].replace(
-        b'"num_hidden_layers": 2', b'"num_hidden_layers": 3'
-    )
-    write_files(tmp_path / "step1", {**checkpoint_files(1), "config.json": config})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
-    with pytest.raises(
-        ValueError, match="must hold all weights of the model, and no others; missing"
-    ):
-        checkpoint.load()
 
 
 def weights_with(more, kind="gpt_neox", cast=None, without=None):
@@ -189,7 +180,6 @@ def weights_of_a_wrapper():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model.safetensors": checkpoint_files(1)["model.safetensors"][:-100]}, "Safetensor"),
         (config_with(num_hidden_layers=10**12), "num_hidden_layers must be at most"),
         (config_with(text_config=ENDLESS), "num_hidden_layers must be at most"),
         (config_with(hidden_size=10**7), "must fit the weights"),

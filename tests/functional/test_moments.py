@@ -5,12 +5,6 @@ from embedgeo.functional import moment_values, row_moments
 from tests.data import all_nan, assert_values, floats
 
 
-def test_no_rows_have_no_values():
-    values = floats(moment_values(row_moments(torch.zeros(0, 3))))
-    assert values.pop("n") == 0
-    assert all_nan(values)
-
-
 def test_a_row_of_zeros_has_no_direction():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8], [-3.0, -4.0]])
     assert_values(

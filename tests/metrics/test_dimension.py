@@ -10,7 +10,7 @@ from embedgeo.functional import (
 )
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
+from tests.data import assert_values, floats, gaussian, texts, updated
 
 KEYS = {
     *(
@@ -48,19 +48,6 @@ def test_the_largest_coordinate_is_found_where_squares_leave_the_range_of_the_ro
         for each in (x, scale * x)
     )
     assert float(scaled) == pytest.approx(float(plain), rel=1e-6)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_rows_that_do_not_vary_have_no_dimension(n):
-    values = floats(updated(IntrinsicDimension(4), torch.full((n, 4), 0.1)).compute())
-    assert values.pop("n_points") == min(n, 1)
-    assert (
-        math.isnan(values.pop("duplicate_fraction"))
-        if n == 0
-        else values.pop("duplicate_fraction") == 1 - 1 / n
-    )
-    values.pop("mean_cosine_without_top_dim")
-    assert all_nan({key: value for key, value in values.items() if "n_points" not in key})
 
 
 def test_mean_and_spread_over_batches():

@@ -3,10 +3,10 @@ back.
 """
 
 import warnings
+from itertools import product
 
 import pytest
 import torch
-from filelock import FileLock
 
 from embedgeo.functional import anisotropy
 from embedgeo.functional.distributed import (
@@ -45,6 +45,8 @@ SHARES = {
     "no rows at all": ([slice(0, 0)], []),
 }
 
+OF_SEQUENCES = TokenMoments, OutlierCoordinates, TokenSimilarity, NextTokenGeometry
+
 
 def rows():
     return token_rows(N, DIM, mean=100.0)
@@ -77,21 +79,12 @@ def only_rank_0_has_token_ids(rank):
 def texts_on(rank):
     """Whole sequences on each rank; those of the second type of share on one rank alone."""
     x, ids, sequences = texts(N, DIM, mean=100.0)
+    shares = {"even": sequences // 10**12 % 2 == rank, "all on rank 1": sequences * 0 == rank - 1}
     values = {}
-    for share, own in {
-        "even": sequences // 10**12 % 2 == rank,
-        "all on rank 1": sequences * 0 == rank - 1,
-    }.items():
-        for kind in (
-            TokenMoments,
-            EmbeddingMoments,
-            OutlierCoordinates,
-            TokenSimilarity,
-            NextTokenGeometry,
-        ):
-            metric = kind(DIM)
-            metric.update(x[own], ids[own], sequence_ids=sequences[own])
-            values[share, kind.__name__] = metric.compute()
+    for (share, own), kind in product(shares.items(), (EmbeddingMoments, *OF_SEQUENCES)):
+        metric = kind(DIM)
+        metric.update(x[own], ids[own], sequence_ids=sequences[own])
+        values[share, kind.__name__] = metric.compute()
     return values
 
 
@@ -109,27 +102,14 @@ def collectives_on(rank):
 
 
 def everything_on(rank):
-    jobs = (
-        values_on,
-        only_rank_0_has_token_ids,
-        texts_on,
-        collectives_on,
-    )
+    jobs = values_on, only_rank_0_has_token_ids, texts_on, collectives_on
     return {job.__name__: job(rank) for job in jobs}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory, worker_id):
-    """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers
-    ask for it.
-    """
-    if worker_id == "master":
-        return on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks"))
-    shared = tmp_path_factory.getbasetemp().parent / "ranks.pt"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            torch.save(on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks")), shared)
-    return torch.load(shared)
+def ranks(tmp_path_factory):
+    """What `everything_on` gives on each rank."""
+    return on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks"))
 
 
 def test_collectives_leave_their_arguments_and_take_any_length(ranks):
@@ -142,10 +122,9 @@ def test_collectives_leave_their_arguments_and_take_any_length(ranks):
         assert (got["rank"], got["distributed"]) == (rank, True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_are_those_of_one_process(ranks, kind):
+def test_values_are_those_of_one_process(ranks):
     x, ids = rows()
-    for share, of_ranks in SHARES.items():
+    for kind, (share, of_ranks) in product(KINDS, SHARES.items()):
         one = new_metric(kind)
         per_rank = [result["values_on"][kind, share] for result in ranks]
         parts = [part for parts in of_ranks for part in parts]
@@ -194,23 +173,16 @@ def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):
     ]
     for result in ranks:
         values = result["texts_on"]
-        for key in (
-            ("even", "TokenMoments"),
-            ("all on rank 1", "TokenMoments"),
-            ("all on rank 1", "EmbeddingMoments"),
-        ):
-            assert_values(values[key], pooled, rtol=1e-9)
+        assert_values(values["all on rank 1", "EmbeddingMoments"], pooled, rtol=1e-9)
         expected = references.unbiased_values(x, ids, within=sum(within))
         assert_values(values["even", "EmbeddingMoments"], expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [OutlierCoordinates, TokenSimilarity, NextTokenGeometry])
-@pytest.mark.parametrize("share", ["even", "all on rank 1"])
-def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
+def test_values_of_sequences_are_those_of_one_process(ranks):
     x, ids, sequences = texts(N, DIM, mean=100.0)
-    one = kind(DIM)
-    one.update(x, ids, sequence_ids=sequences)
-    for result in ranks:
-        assert_values(
-            result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12
-        )
+    for kind, result in product(OF_SEQUENCES, ranks):
+        one = kind(DIM)
+        one.update(x, ids, sequence_ids=sequences)
+        for share in ("even", "all on rank 1"):
+            values = result["texts_on"][share, kind.__name__]
+            assert_values(values, one.compute(), rtol=1e-9, atol=1e-12)

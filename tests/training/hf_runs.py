@@ -29,8 +29,6 @@ def hf_trainer(
     *callbacks,
     kind=hf.Trainer,
     eval_dataset=None,
-    processing_class=None,
-    data_collator=None,
     model=None,
     optimizers=(None, None),
     **options,
@@ -47,10 +45,8 @@ def hf_trainer(
     trainer = kind(
         model or gpt_neox(hidden_dropout=0.1),
         arguments,
-        data_collator,
-        rows(),
-        eval_dataset,
-        processing_class,
+        train_dataset=rows(),
+        eval_dataset=eval_dataset,
         callbacks=list(callbacks),
         optimizers=optimizers,
     )

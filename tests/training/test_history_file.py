@@ -127,43 +127,23 @@ def test_a_logger_on_a_server_or_without_a_folder_makes_none_here(
     assert folder or not list(tmp_path.iterdir())
 
 
-def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(
-    tmp_path, caplog
-):
-    caplog.set_level(logging.INFO, "lightning.pytorch")
-
-    def run(every=2, **options):
-        monitor = GeometryMonitor(every, folder=tmp_path, measure_last=False, **OPTIONS)
-        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
-        fit(tmp_path, monitor, saving, data=loader(), enable_checkpointing=True, **options)
-        return steps(monitor)
-
-    assert run(1, max_steps=6) == [0, 1, 2, 3, 4, 5]
-    assert run(max_steps=7, ckpt_path=tmp_path / "saved" / "epoch=0-step=3.ckpt") == [4, 6]
-    assert written(tmp_path) == {
-        "history.parquet": [0, 1, 2, 3, 4, 6],
-        "history.1.parquet": [0, 1, 2, 3, 4, 5],  # some of them beyond the checkpoint
-    }
-    assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
-    first = read(tmp_path)
-    assert run(max_steps=3) == [0, 2]
-    kept = tmp_path / "history.2.parquet"
-    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
-    told = f"GeometryMonitor: the history of an earlier run is kept in {kept}."
-    assert caplog.messages.count(told) == 1
-    assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2]  # of the last run
-    assert [each.steps for each in read_runs([tmp_path])] == [[0, 2]]
-    assert sorted(load_results(kept)["step"].unique()) == [0, 1, 2, 3, 4, 6]
-
-
 @pytest.mark.parametrize("with_state", [False, True])
 def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(
-    tmp_path, with_state
+    tmp_path, caplog, with_state
 ):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
     state = looped(tmp_path, range(5))
     looped(tmp_path, range(5, 9), state=state if with_state else None)
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8]}
+    first = read(tmp_path)
     looped(tmp_path, range(1, 4))  # another one, that counts from 1
+    kept = tmp_path / "history.1.parquet"
+    told = f"StepMonitor: the history of an earlier run is kept in {kept}."
+    assert caplog.messages.count(told) == 1
+    pd.testing.assert_frame_equal(read(tmp_path, kept.name), first, check_exact=True)
+    assert [each.steps for each in read_runs([tmp_path])] == [[2]]
+    assert sorted(load_results(tmp_path)["step"].unique()) == [2]  # of the last run
+    assert sorted(load_results(kept)["step"].unique()) == [0, 2, 4, 6, 8]
     assert written(tmp_path) == {"history.parquet": [2], "history.1.parquet": [0, 2, 4, 6, 8]}
     state = looped(tmp_path, range(1, 2), 5)  # broken off before its first measurement
     assert written(tmp_path)["history.parquet"] == [2]
@@ -318,30 +298,27 @@ def test_what_is_not_measured_again_at_the_step_of_a_resumption_stays(tmp_path):
     assert {*read(tmp_path).query("step == 2")["layer"]} == {"00", "01"}
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(
-    tmp_path, is_there
-):
+def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):
     code = f"""if True:
         from pathlib import Path
         from embedgeo.results.parquet import HistoryFile
         from tests.records import layer_records
-        folder = Path({str(tmp_path)!r}, "run")
-        folder.touch()
-        file = HistoryFile(folder)
-        for write in (lambda: file.add(layer_records(0)), file.close):
-            try:
-                write()
-            except OSError:
-                print("full")
-        if {is_there}:
-            folder.unlink()
+        folders = [Path({str(tmp_path)!r}, name) for name in ("back", "lost")]
+        for folder in folders:
+            folder.touch()
+            file = HistoryFile(folder)
+            for write in (lambda: file.add(layer_records(0)), file.close):
+                try:
+                    write()
+                except OSError:
+                    print("full")
+        folders[0].unlink()
     """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "full\nfull\n"
-    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "history.parquet"] * is_there
-    said = f"embedgeo: {tmp_path / 'run' / 'history.parquet'} could not be written: .*\n"
-    assert re.fullmatch(said * (not is_there), done.stderr)
+    assert done.stdout == "full\n" * 4
+    assert [*tmp_path.rglob("*.parquet")] == [tmp_path / "back" / "history.parquet"]
+    said = f"embedgeo: {tmp_path / 'lost' / 'history.parquet'} could not be written: .*\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):

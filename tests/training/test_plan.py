@@ -52,18 +52,7 @@ def test_it_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
 @pytest.mark.parametrize(
     ("batch", "options", "sources", "n"),
     [
-        (
-            IDS,
-            {},
-            OF_NANO,
-            24,
-        ),
-        (
-            MANY_IDS,
-            {},
-            "token ids of transformer.wte, the model's mask where it is given one.",
-            1200,
-        ),
+        (MANY_IDS, {}, OF_NANO, 1200),
         (IDS, BY_HAND, "token ids of token_ids=, mask of mask=.", 24),
         (
             IDS,
@@ -87,10 +76,7 @@ def test_the_rows_of_a_probe_and_of_a_batch_that_does_not_tell_them(caplog):
     lines, _ = opened(NanoGPT(), None, caplog, IDS, probe=probe)
     assert "up to 480 rows a measurement (batches like the first, each run once: 2)" in lines[1]
     lines, _ = opened(NanoGPT(), None, caplog, IDS)
-    assert (
-        lines[1]
-        == "StepMonitor: token ids of transformer.wte, the model's mask where it is given one."
-    )
+    assert lines[1] == f"StepMonitor: {OF_NANO}"
     model = gpt_neox()
     batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
     lines, _ = opened(model, batch, caplog, IDS, metrics=moments)
