@@ -41,15 +41,8 @@ ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
-DASHES = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (1.5, 1.2)),
-    (0, (6, 1.5, 1.5, 1.5)),
-    (0, (9, 2)),
-    (0, (4, 1, 1, 1, 1, 1)),
-)
-"""Of groups of models, and of the means over the blocks of an encoder and of its decoder."""
+DASHES = "-", (0, (5, 1.5))
+"""Of the means over the blocks of an encoder and of its decoder."""
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 DEPTH = LinearSegmentedColormap.from_list(
     "depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256))

@@ -296,15 +296,30 @@ def test_states_that_look_turned_are_refused_at_any_layer(layers):
     assert [values["n"] for values in measured(Small(), ids, layers=layers).values()] == [36]
 
 
-@pytest.mark.parametrize("name", ["mask", "padding_mask", "pad_mask", "input_mask"])
-def test_a_mask_that_does_not_tell_which_way_is_refused(name):
+class Whole(Small):
+    """Takes its batch as one argument."""
+
+    def forward(self, batch):
+        return super().forward(batch["ids"])
+
+
+def test_the_mask_of_a_batch_that_is_one_argument_is_read():
+    ids = torch.arange(12).view(3, 4)
+    values = measured(Whole(), {"ids": ids, "attention_mask": ids > 5})
+    assert values["block.01"]["n"] == 6
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4)])
+@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
+def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape):
     class Masked(Small):
         def forward(self, ids, **masks):
             return super().forward(ids)
 
     ids = torch.arange(12).view(3, 4)
-    with pytest.raises(ValueError, match=f"argument {name} does not tell whether 1 is padding"):
-        measured(Masked(), ids, **{name: ids > 5})
+    with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
+        measured(Masked(), ids, **{name: (ids > 5).view(shape)})
+    assert measured(Masked(), ids, loss_mask=ids > 5)["block.01"]["n"] == 12
 
 
 @pytest.mark.parametrize(

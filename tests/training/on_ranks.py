@@ -82,9 +82,12 @@ class FixedLM(L.LightningModule):
 class ShardedInPlace(FixedLM):
     def configure_model(self):
         mesh = self.device_mesh["data_parallel"]
-        for block in self.model.gpt_neox.layers:
-            fully_shard(block, mesh=mesh)
+        for number, block in enumerate(self.model.gpt_neox.layers):
+            fully_shard(block, mesh=mesh, reshard_after_forward=number > 0)
         fully_shard(self.model, mesh=mesh)
+
+    def validation_step(self, batch, batch_idx):  # before training, too, which leaves weights whole
+        self.model(**batch)
 
 
 class TensorParallel(FixedLM):
@@ -152,7 +155,8 @@ def run(rank, folder, module, data, *monitors, **options):
         here = trainer(
             folder / str(rank), callbacks=list(monitors), plugins=[LaunchedProcess(rank)], **options
         )
-        here.fit(module, DataLoader(data, batch_size=None))
+        batches = DataLoader(data, batch_size=None)
+        here.fit(module, batches, batches if isinstance(module, ShardedInPlace) else None)
     assert here.global_step == STEPS
     assert here.world_size == WORLD_SIZE
     return of_monitors(caught)

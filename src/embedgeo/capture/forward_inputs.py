@@ -44,6 +44,8 @@ _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_m
 _PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
+# of others' models any mask may, but for one of what is to be predicted
+_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special|head|causal))\w*(mask|pad)\w*")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}
@@ -156,7 +158,10 @@ class _RunningCall(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
-        arguments = arguments_by_name(module, args, kwargs)
+        given = arguments_by_name(module, args, kwargs)
+        arguments = {**given}
+        for batch in (each for each in given.values() if isinstance(each, Mapping)):
+            arguments |= {str(name): each for name, each in batch.items()}
         integers = [
             each
             for name, each in arguments.items()
@@ -176,7 +181,7 @@ class _RunningCall(NamedTuple):
         )
         return cls(
             module=module,
-            batch=args[0] if len(args) == 1 and not kwargs else arguments,
+            batch=args[0] if len(args) == 1 and not kwargs else given,
             padding=padding,
             num_cached=num_cached,
             position_ids=_positions_of_call(arguments),
@@ -244,11 +249,19 @@ def _padding_of_call(
             for ids in integers
         ):
             return _read_mask(name, mask, shape, is_cached=is_cached)
-    for name in filter(_UNTOLD.fullmatch, arguments.keys() - {*known}):
-        mask = _tensor(arguments, name, 2)
-        if any(mask is not None and mask.shape == ids.shape for ids in integers if ids is not mask):
+    is_others = not type(module).__module__.startswith(("transformers.", "torch."))
+    untold = _UNTOLD_BY_OTHERS if is_others else _UNTOLD
+    for name in filter(untold.fullmatch, arguments.keys() - {*known}):
+        mask = arguments[name]
+        if any(_is_of_keys(mask, ids) for ids in integers if ids is not mask):
             return _Padding(untold=f"{name} does not tell whether 1 is padding")
     return _Padding()
+
+
+def _is_of_keys(mask: Any, ids: Tensor) -> bool:
+    """Tell a mask of the keys of each text, shape (batch, 1, …, positions), given their ids."""
+    is_mask = isinstance(mask, Tensor) and mask.ndim > 1
+    return is_mask and mask.shape == (len(ids), *[1] * (mask.ndim - 2), ids.shape[1])
 
 
 def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:

@@ -251,9 +251,9 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
+        eigenvalues = self.eigenvalues()  # which a sample does not have
         held = self.load(Scatter)
-        mean = held.mean.where(held.n > 0, torch.nan)
-        return {"mean": mean, "eigenvalues": self.eigenvalues()}
+        return {"mean": held.mean.where(held.n > 0, torch.nan), "eigenvalues": eigenvalues}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.capture.structure import input_embedding, measured_model, unwrapped
 from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.iteration import require_model_class
@@ -192,6 +192,11 @@ def prepare_texts(
             texts[model_name] = prepared[key]
             if model is not None:
                 require_fit(model, prepared[key], fitted)
+                if (inner := measured_model(model)) is not unwrapped(model):
+                    lines.append(
+                        f"{model_name}: {type(inner).__name__} inside of {type(model).__name__} is "
+                        "run, and not the forward of what is around it"
+                    )
     return texts, lines
 
 
