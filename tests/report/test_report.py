@@ -20,6 +20,7 @@ from tests.records import layer_records
 from tests.report.page import Page, report
 from tests.report.synthetic import (
     EVERYTHING,
+    layer_names,
     make_sweep,
 )
 
@@ -57,9 +58,11 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     everything = pd.read_csv(page.folder / "metrics.csv")
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     assert list(everything) == columns
-    assert len(everything) == records["value"].notna().sum()
+    means = everything[everything["layer"] == "mean"].set_index(["metric", "step"])["value"]
+    np.testing.assert_allclose(means["M"], expected[blocks].mean(axis=1))
+    assert len(everything) - len(means) == records["value"].notna().sum()
     assert set(everything["metric"]) == {*EVERYTHING, "loss"}
-    of_layers = everything[everything["layer"] != "model"]
+    of_layers = everything[~everything["layer"].isin(["model", "mean"])]
     np.testing.assert_allclose(of_layers["stderr"], 0.05 * of_layers["value"].abs())
     at = of_layers.set_index(["step", "layer", "metric"]).loc[(64, "block.00")]
     assert at.loc["M", "value"] == pytest.approx(expected.loc[64, "block.00"], rel=1e-14)
@@ -131,6 +134,7 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     assert page.figures == {"training-loss-small", *(f"my_metric-{kind}" for kind in kinds)}
     loss = page.numbers("training-loss-small", "step").iloc[:, 0]
     assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
+    assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
 
 
 def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(
@@ -152,6 +156,21 @@ def raised(folder: Path) -> dict[str, list[str]]:
     """The flags of a run and their cases."""
     (run,) = read_runs([folder])
     return {flag.title: flag.details for flag in flags(run)}
+
+
+def test_rows_are_few_beside_those_of_other_steps_on_the_same_side(tmp_path: Path) -> None:
+    changes = {
+        (step, f"{side}.{layer}", "n"): n
+        for side, rows in {"encoder": (256, 256, 64, 256), "decoder": (32, 8, 32, 32)}.items()
+        for step, n in zip((0, 8, 64, 128), rows, strict=True)
+        for layer in layer_names(2)
+    }
+    sides = ("encoder.", "decoder.")
+    make_sweep(tmp_path, (0, 8, 64, 128), 2, metrics=("n", "Q"), sides=sides, changes=changes)
+    assert raised(tmp_path)["Steps of few rows"] == [
+        "step 64 (encoder mean): 64 rows, not 256",
+        "step 8 (decoder mean): 8 rows, not 32",
+    ]
 
 
 def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:

@@ -228,8 +228,8 @@ def _padding_of_call(
     """What a call is told about padding: by a mask of padding, else by one of attention. The
     ``shape`` of its tokens is (batch, positions).
     """
-    is_of_transformers = type(module).__module__.startswith("transformers.")
-    known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else _PADDING_MASKS
+    maker = type(module).__module__.partition(".")[0]
+    known = _PADDING_MASKS_OF_TRANSFORMERS if maker == "transformers" else _PADDING_MASKS
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
     if given is not None and query is not None and query is not key:  # of an attention
@@ -249,19 +249,14 @@ def _padding_of_call(
             for ids in integers
         ):
             return _read_mask(name, mask, shape, is_cached=is_cached)
-    is_others = not type(module).__module__.startswith(("transformers.", "torch."))
-    untold = _UNTOLD_BY_OTHERS if is_others else _UNTOLD
+    untold = _UNTOLD if maker in ("transformers", "torch") else _UNTOLD_BY_OTHERS
     for name in filter(untold.fullmatch, arguments.keys() - {*known}):
         mask = arguments[name]
-        if any(_is_of_keys(mask, ids) for ids in integers if ids is not mask):
+        of_others = [ids.shape for ids in integers if ids is not mask]
+        shapes = [(n, *[1] * more, length) for n, length in of_others for more in range(3)]
+        if isinstance(mask, Tensor) and mask.shape in shapes:
             return _Padding(untold=f"{name} does not tell whether 1 is padding")
     return _Padding()
-
-
-def _is_of_keys(mask: Any, ids: Tensor) -> bool:
-    """Tell a mask of the keys of each text, shape (batch, 1, …, positions), given their ids."""
-    is_mask = isinstance(mask, Tensor) and mask.ndim > 1
-    return is_mask and mask.shape == (len(ids), *[1] * (mask.ndim - 2), ids.shape[1])
 
 
 def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:

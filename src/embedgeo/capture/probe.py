@@ -100,7 +100,8 @@ def _require_state(
     state.
     """
     names = (k for k, each in arguments_by_name(module, args, kwargs).items() if each is hidden)
-    if (name := next(names, "")) and not _STATE_NAMES.fullmatch(name):
+    name = next(names, "x")
+    if not _STATE_NAMES.fullmatch(name):
         raise ValueError(
             f"layer {layer.name!r} must be the hidden state that enters a block; its "
             f"{type(module).__name__} is given several inputs of shape {tuple(hidden.shape)}, the "

@@ -106,8 +106,11 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
     """All values, with their standard errors and those of the baseline beside them."""
     parts = []
     for run in runs:
-        frames = (run.values, run.errors, run.baseline, run.model)
-        values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
+        with_means = pd.concat([run.values, run.means_recorded])
+        values, errors, gaussian, model = (
+            frame.rename_axis(columns="metric").stack(future_stack=True)
+            for frame in (with_means, run.errors, run.baseline, run.model)
+        )
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
         of_layers = {"value": values, "stderr": errors, "gaussian": gaussian}
         at_layers = pd.DataFrame(of_layers).reindex(values.index).reset_index()

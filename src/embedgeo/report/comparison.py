@@ -1,10 +1,9 @@
 """Figures of several runs or models beside each other."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from embedgeo.drawing import (
@@ -23,23 +22,18 @@ from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
 from embedgeo.report.runs import Run, drawable
 
-
-class Curve(NamedTuple):
-    """Values of a run or model, and their errors."""
-
-    values: pd.Series
-    errors: pd.Series
+Curves = dict[str, pd.Series]  # by the label of their run or model
 
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
-    curves = {}
+    values, errors = Curves(), Curves()
     for run in runs:
-        means, errors = run.means(metric), run.mean_errors(metric)
+        means, of_means = run.means(metric), run.mean_errors(metric)
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
-            curves[label] = Curve(means[name], errors[name])
-    data = _comparison("dynamics", metric, "against step", "mean over blocks; ", curves)
+            values[label], errors[label] = means[name], of_means[name]
+    data = _comparison("dynamics", metric, "against step", "mean over blocks; ", values, errors)
     step_axis(data.figure.axes[0], *(run.steps for run in runs))
     return data._replace(
         alt=f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
@@ -50,25 +44,25 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1
     leaves the last one.
     """
-    curves = {}
+    values, errors = Curves(), Curves()
     for run in runs:
-        last, errors = (run.table(metric, each).iloc[-1] for each in (run.values, run.errors))
+        both = [run.table(metric, each).iloc[-1] for each in (run.values, run.errors)]
         for part, depths in relative_depths(run.depth).items():
             label = f"{run.label}, {part[:-1]}" if part else run.label
             at, places = [*depths], [*depths.values()]
-            curves[label] = Curve(last[at].set_axis(places), errors[at].set_axis(places))
+            values[label], errors[label] = (each[at].set_axis(places) for each in both)
     training = [run.has_steps for run in runs]
     when = "last step; " if all(training) else "runs at their last step; " if any(training) else ""
-    data = _comparison("profiles", metric, "over relative depth", when, curves)
+    data = _comparison("profiles", metric, "over relative depth", when, values, errors)
     data.figure.axes[0].set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers = pd.concat(
         {
-            label: with_errors(each.values.to_frame(metric), each.errors.to_frame(metric))[0]
-            for label, each in curves.items()
+            label: with_errors(each.to_frame(metric), errors[label].to_frame(metric))[0]
+            for label, each in values.items()
         },
         names=["run", "depth"],
     )
-    alt = f"a line for each of {len(curves)}: {', '.join(curves)}."
+    alt = f"a line for each of {len(values)}: {', '.join(values)}."
     return data._replace(numbers=numbers, alt=f"{term(metric).name} against relative depth, {alt}")
 
 
@@ -76,15 +70,15 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     """The training losses of runs against the step, on the axis of what was measured, where any was
     logged.
     """
-    curves = {}
+    values = Curves()
     steps: list[list[int]] = []
     for run in runs:
         losses = drawable(run.of_model("training_loss")).dropna()
         if len(losses):
-            curves[run.label] = Curve(losses, losses * np.nan)
+            values[run.label] = losses
             steps += [run.steps, [*losses.index]]
-    if curves:
-        data = _comparison("loss", "training_loss", "", "", curves)
+    if values:
+        data = _comparison("loss", "training_loss", "", "", values, {})
         step_axis(data.figure.axes[0], *steps)
         yield data._replace(
             name="training-loss", alt="Training loss against optimizer step, a line a run."
@@ -92,7 +86,7 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
 
 
 def _comparison(
-    kind: str, metric: str, over: str, what: str, curves: Mapping[str, Curve]
+    kind: str, metric: str, over: str, what: str, curves: Curves, errors_of: Curves
 ) -> FigureData:
     """A figure of curves, with a legend of them."""
     named = term(metric)
@@ -100,8 +94,8 @@ def _comparison(
     colours: Any = (
         RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     )
-    values = pd.DataFrame({label: each.values for label, each in curves.items()})
-    errors = pd.DataFrame({label: each.errors for label, each in curves.items()})
+    values = pd.DataFrame(curves)
+    errors = pd.DataFrame(errors_of, values.index, values.columns, dtype=float)
     of_runs = Lines("run", values, colours[:count], errors, width=1.3, markers="osD^vPX*<>")
     figure, (ax,) = new_figure(f"{named.name} {over}".rstrip(), what + named.unit)
     lines(ax, of_runs)

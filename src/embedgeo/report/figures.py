@@ -65,7 +65,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     numbers, bands = with_errors(numbers, errors.set_axis(numbers.columns, axis=1))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(
-        f"{str(name).capitalize()}: {trend(means[name], run.comparable(means[name]))}"
+        f"{str(name).capitalize()}: {trend(means[name], run.comparable(means[name], str(side)))}"
         f"{_gaussian_text(gaussian.get(side, pd.Series()))}"
         for side, name in zip(shown.means, means, strict=True)
     )

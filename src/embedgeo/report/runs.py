@@ -265,18 +265,22 @@ class Run:
         """Rows at a layer, as a rule; NaN where unknown."""
         return float(self.values["n"].median()) if "n" in self.values else nan
 
-    @property
-    def few_rows(self) -> pd.Series:
-        """Rows of the steps that have far fewer than others, by step."""
-        if "n" not in self.values:
-            return pd.Series(dtype=float)
-        rows = self.values["n"].groupby(level="step").max()
+    def rows(self, name: str) -> pd.Series:
+        """Rows of the blocks of a mean, of that which has the most, by step."""
+        known = self.table("n")[self.blocks[name]] if "n" in self.values else pd.DataFrame()
+        return known.max(axis=1)
+
+    def few_rows(self, name: str) -> pd.Series:
+        """The `rows` of the steps that have far fewer than others."""
+        rows = self.rows(name)
         return rows[rows < _FEW_ROWS * rows.median()]
 
-    def comparable(self, means: pd.Series) -> pd.Series:
-        """The means by step that are known, without those of few rows, which are no extremes."""
+    def comparable(self, means: pd.Series, name: str) -> pd.Series:
+        """The means by step that are known, without those of few rows, which are no extremes; given
+        the name of the mean in `blocks`.
+        """
         known = means.dropna()
-        kept = known.drop(self.few_rows.index, errors="ignore")
+        kept = known.drop(self.few_rows(name).index, errors="ignore")
         return kept if len(kept) else known
 
     def differences_of(self, other: "Run") -> dict[str, tuple[str, str]]:

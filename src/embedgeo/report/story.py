@@ -44,7 +44,7 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
         name += f" ({side})" if len(run.blocks) > 1 else ""
         at_last = table.T[steps[-1]][run.blocks.get(str(side), [])]
         first, last = (f"{texts[at]} at step {steps[at]:,}" for at in (0, -1))
-        comparable = run.comparable(means)
+        comparable = run.comparable(means, str(side))
         extremes = "".join(
             f", {which} {texts[at]} at step {steps[at]:,}"
             for which, i in (("lowest", comparable.argmin()), ("highest", comparable.argmax()))

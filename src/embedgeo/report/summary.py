@@ -96,8 +96,12 @@ def _nonfinite_rows(run: Run) -> list[str]:
 
 
 def _steps_of_few_rows(run: Run) -> list[str]:
-    usual = number(run.num_rows)
-    return [f"step {step:,}: {_rows(n)}, not {usual}" for step, n in run.few_rows.items()]
+    return [
+        f"step {step:,}{f' ({name})' * (len(run.blocks) > 1)}: {_rows(n)}, not {usual:,.0f}"
+        for name in run.blocks
+        for usual in [run.rows(name).median()]
+        for step, n in run.few_rows(name).items()
+    ]
 
 
 def _below(metric: str, least: float, run: Run) -> pd.Series:
@@ -445,7 +449,7 @@ def _cells(run: Run, name: str) -> pd.DataFrame:
         mean = mean.dropna()
         if mean.empty:
             continue
-        errors, comparable = run.mean_errors(metric)[name], run.comparable(mean)
+        errors, comparable = run.mean_errors(metric)[name], run.comparable(mean, name)
         texts = {step: with_error(mean[step], errors[step]) for step in mean.index}
         extremes = {"lowest (step)": comparable.idxmin(), "highest (step)": comparable.idxmax()}
         if mean.nunique() == 1:

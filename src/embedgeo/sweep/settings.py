@@ -361,9 +361,11 @@ class SweepSettings:
 
 
 def _seen_from(folder: Path, model: str) -> str:
-    """Where a model is from the results, which may be moved with it; a repository's name."""
+    """Where a model is from the results, which may be moved with it, and where a link leads; a
+    repository's name.
+    """
     path = Path(model).expanduser()
-    return os.path.relpath(path, folder) if path.exists() else model
+    return os.path.relpath(path.resolve(), folder.resolve()) if path.exists() else model
 
 
 @cache

@@ -228,8 +228,8 @@ class GeometryMonitor(Monitor, Callback):
 
     def _are_others(self) -> bool:
         """Tell whether other weights are in the place of those after the last batch."""
-        pairs = zip(first_numbers(self._watched), self._left, strict=False)
-        return any(now.shape == left.shape and not now.equal(left) for now, left in pairs)
+        now = first_numbers(self._watched)
+        return bool(self._left) and not all(map(torch.equal, now, self._left))
 
     def _why_not_last(self, step: int) -> str:
         if self._are_moved or not self._are_others():

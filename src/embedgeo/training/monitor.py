@@ -763,8 +763,8 @@ class Monitor(ABC):
         as in a training step.
         """
         batches = self._last_batches.full()
-        why_not = why_not or ("" if batches else "no batch is kept")
-        if not self._all_come(f"the last step, {step}", why_not):
+        none = "" if batches else "no batch is kept"
+        if not self._all_come(f"the last step, {step}", why_not or none):
             return
         assert self._geometry is not None
         try:

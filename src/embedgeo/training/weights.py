@@ -21,7 +21,7 @@ def some_weights(model: nn.Module) -> Sequence[Tensor]:
 
 def first_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
     """Copies of the first numbers of this rank's part of each."""
-    return [local_part(each).detach().reshape(-1)[:16].clone() for each in weights]
+    return [local_part(each).detach().flatten()[:16].clone() for each in weights]
 
 
 def states(weights: Sequence[Tensor]) -> list[object]:
