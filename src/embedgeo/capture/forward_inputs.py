@@ -159,9 +159,8 @@ class _RunningCall(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
-        arguments = {**given}
-        for batch in (each for each in given.values() if isinstance(each, Mapping)):
-            arguments |= {str(name): each for name, each in batch.items()}
+        batches = (each for each in given.values() if isinstance(each, Mapping))
+        arguments = {str(name): each for batch in batches for name, each in batch.items()} | given
         integers = [
             each
             for name, each in arguments.items()

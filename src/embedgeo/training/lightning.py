@@ -228,8 +228,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def _are_others(self) -> bool:
         """Tell whether other weights are in the place of those after the last batch."""
-        now = first_numbers(self._watched)
-        return bool(self._left) and not all(map(torch.equal, now, self._left))
+        return not all(map(torch.equal, first_numbers(self._watched), self._left))
 
     def _why_not_last(self, step: int) -> str:
         if self._are_moved or not self._are_others():

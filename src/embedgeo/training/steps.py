@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import index
 from typing import Any, Self
 from weakref import WeakMethod
@@ -204,11 +204,13 @@ class StepMonitor(Monitor):
         accumulated for one that was not taken.
         """
         same = self._are_trained and states(self._watched) == self._at_start
-        if self._meetings is None or not is_distributed():
-            return not same
-        said = "" if same else "taken"
-        occasion = f"the end of step {self._now}"
-        return self._meetings.come(occasion, self.wait_seconds, said) != ""
+        if self._meetings is not None and is_distributed():
+            occasion = f"the end of step {self._now}"
+            with suppress(Exception):  # the group is gone
+                return (
+                    self._meetings.come(occasion, self.wait_seconds, "" if same else "taken") != ""
+                )
+        return not same
 
     def state_dict(self) -> dict[str, Any]:
         """Place of the run in its schedule, for a checkpoint: plain numbers, and the states
