@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -233,6 +233,7 @@ def pretended() -> Iterator[None]:
         mock.patch.object(torch.cuda, "_lazy_init"),
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch, "tensor", made),
+        mock.patch("embedgeo.capture.probe.without_modes", nullcontext),  # the device is one
         _Mode(),
     ):
         torch.__future__.set_overwrite_module_params_on_conversion(True)

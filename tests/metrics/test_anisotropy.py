@@ -110,5 +110,7 @@ def test_a_sample_gives_the_values_of_its_rows():
     assert len(places) == 60
     alone = updated(Anisotropy(40), x[places]).compute()
     assert_values(metric.compute(), alone, rtol=1e-9)
+    with pytest.raises(ValueError, match="need the scatter of all rows"):
+        metric.samples()
     everything = updated(Anisotropy(40, sample_size=500), x).compute()
     assert_values(everything, updated(Anisotropy(40), x).compute(), rtol=1e-9)

@@ -73,6 +73,12 @@ def test_a_folder_of_another_run_is_another_model_under_the_same_relative_path(
         sweep("checkpoints", **options)
     monkeypatch.chdir(tmp_path)
     assert sweep("a/checkpoints", **options) == 0
+    (tmp_path / "latest").symlink_to("a")
+    assert sweep("latest/checkpoints", **options) == 0
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("b")
+    with pytest.raises(ValueError, match=r"is \['../b/"):
+        sweep("latest/checkpoints", **options)
 
 
 def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
