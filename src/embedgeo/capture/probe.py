@@ -100,7 +100,7 @@ def _require_state(
     state.
     """
     names = (k for k, each in arguments_by_name(module, args, kwargs).items() if each is hidden)
-    name = next(names, "x")
+    name = next(names, "x")  # of one that has none nothing is known
     if not _STATE_NAMES.fullmatch(name):
         raise ValueError(
             f"layer {layer.name!r} must be the hidden state that enters a block; its "

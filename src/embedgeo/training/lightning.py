@@ -200,7 +200,7 @@ class GeometryMonitor(Monitor, Callback):
     ) -> None:
         self._before_batch(trainer.global_step, batch)
         if trainer.global_step in (self._window_start, self._measured_step):
-            self._are_moved = self._are_moved or self._are_others()
+            self._are_moved |= self._are_others()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

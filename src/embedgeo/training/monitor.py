@@ -763,8 +763,7 @@ class Monitor(ABC):
         as in a training step.
         """
         batches = self._last_batches.full()
-        none = "" if batches else "no batch is kept"
-        if not self._all_come(f"the last step, {step}", why_not or none):
+        if not self._all_come(f"the last step, {step}", why_not or "no batch" * (not batches)):
             return
         assert self._geometry is not None
         try:
