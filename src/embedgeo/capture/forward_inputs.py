@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -159,7 +159,7 @@ class _RunningCall(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
-        batches = (each for each in given.values() if isinstance(each, Mapping))
+        batches = map(_fields, given.values())
         arguments = {str(name): each for batch in batches for name, each in batch.items()} | given
         integers = [
             each
@@ -190,6 +190,13 @@ class _RunningCall(NamedTuple):
             embeddings=embeddings,
             has_gradients=has_gradients(),
         )
+
+
+def _fields(batch: Any) -> Mapping[Any, Any]:
+    """What a batch that is one argument has by name: a dict, a named tuple or a dataclass."""
+    if is_dataclass(batch):
+        return vars(batch)
+    return batch if isinstance(batch, Mapping) else getattr(batch, "_asdict", dict)()
 
 
 def _tensor(arguments: Mapping[str, Any], name: str, ndim: int) -> Tensor | None:
@@ -397,6 +404,7 @@ class ForwardPass:
     # by layer: reads the last call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
     has_rows: bool = False  # have been asked for
+    shape: torch.Size | None = None  # of the rows of the last block so far
 
 
 class ForwardInputs:
@@ -424,6 +432,9 @@ class ForwardInputs:
         )
         self.num_token_types = max(
             (getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62
+        )
+        self._other_towers = (
+            structure.other_towers(parts[0], self.tables) if len(parts) == 1 else set()
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self._attention = {each for part in parts for each in structure.torch_attention(part)}
@@ -706,6 +717,12 @@ class ForwardInputs:
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
+            if self.recorded and layer.calls[0].module in self._other_towers:
+                raise ValueError(
+                    f"layer {layer.name!r} must be of the tokens that the model is given; it is "
+                    "beside the blocks of the text, as those of images are. Measure that part "
+                    "alone: layers=lambda model: model.vision_model."
+                )
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
             found = {
                 name: self._of_batch(value, name)
