@@ -1,8 +1,6 @@
 """Neighbours, copies and labels, against brute force in float64."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -183,25 +181,6 @@ def test_squares_that_are_flushed_to_zero():
         assert_nearest(x.float(), 2)
     finally:
         torch.set_flush_denormal(False)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where ru_maxrss is in KiB")
-def test_a_process_does_not_grow_by_all_distances():
-    """Those of 10,240 rows to each other would take 210 MB in bfloat16, and 419 in float32."""
-    program = """
-import resource, torch
-from embedgeo.functional import two_nearest_distances
-torch.set_num_threads(1)
-x = torch.randn(10240, 8)
-two_nearest_distances(x[:600])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-two_nearest_distances(x)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    command = [sys.executable, "-c", program]
-    grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert int(grown) * 1024 < 150e6
 
 
 def scale(x):

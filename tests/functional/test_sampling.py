@@ -23,23 +23,6 @@ def drawn(sample):
     return sorted(sample.rows.flatten().tolist())
 
 
-def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
-    keys = torch.stack(
-        [
-            row_keys(stream_position(k, 0), 5000, seed=s)
-            for s in (0, 1, 2**62, -1)
-            for k in (0, 1, 2)
-        ]
-    )
-    assert keys.unique().numel() == keys.numel()
-    assert bool(((keys >= 0) & (keys < 1)).all())
-    for moment in range(1, 5):
-        assert keys.pow(moment).mean().item() == pytest.approx(1 / (moment + 1), abs=0.005)
-    assert (torch.corrcoef(keys) - torch.eye(len(keys))).abs().max() < 0.06
-    lagged = torch.corrcoef(torch.stack((keys[:, :-1].flatten(), keys[:, 1:].flatten())))
-    assert lagged[0, 1].abs() < 0.02
-
-
 def sample_of(batches, size, seed, ranks=ONE_RANK):
     """A sample of the rows of `NUMBERS` in these slices."""
     sample = Sample.empty(1, size, seed=seed)

@@ -2,14 +2,12 @@
 show.
 """
 
-import itertools
 import math
 
 import pytest
 import torch
 
 from embedgeo.functional import (
-    TokenTable,
     token_table,
     type_regressions,
     type_values,
@@ -119,21 +117,6 @@ def test_within_variance_is_that_of_all_pairs_in_different_sequences(num_sequenc
         references.within_by_pairs(x, ids, sequences), rel=rtol
     )
     assert of_table(x, ids) == pytest.approx(references.within_by_pairs(x, ids), rel=rtol)
-
-
-def test_tables_of_whole_sequences_merge_in_any_order():
-    x, ids, sequences = texts(400, 5)
-    order = sequences.argsort(stable=True)
-    x, ids, sequences = x[order], ids[order], sequences[order]
-    cuts = [0, *(sequences.diff().nonzero().flatten() + 1)[[2, 3, 11]].tolist(), 400]
-    parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    tables = [token_table(x[part], ids[part], sequences[part]) for part in parts]
-    whole = token_table(x, ids, sequences)
-    for some in (tables, tables[::-1]):
-        merged = TokenTable.empty(5)
-        for table in some:
-            merged = merged.merge(table)
-        torch.testing.assert_close(merged.tensors(), whole.tensors(), rtol=1e-9, atol=1e-9)
 
 
 def test_types_without_pairs_get_the_pooled_value_of_those_in_two_or_three_sequences():

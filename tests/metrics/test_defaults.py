@@ -16,7 +16,6 @@ from embedgeo import (
     StepMonitor,
     TokenMoments,
     describe,
-    observe,
 )
 from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
 from embedgeo.metrics.base import state_bytes
@@ -56,34 +55,6 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
         torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
     )
     assert state_bytes(metric, n, 5) == sum(state.nbytes for state in metric.metric_state.values())
-
-
-def held_by_tables(geometry):
-    return sum(
-        state.nbytes
-        for layer in geometry.measured_layers()
-        for metric in layer.metrics.with_copies
-        for name, state in metric.metric_state.items()
-        if name.startswith(("type_", "table_")) and len(state)
-    )
-
-
-@pytest.mark.parametrize("jackknife", [0, 4])
-def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(jackknife):
-    model = gpt_neox()
-    bytes_of_rows = []
-    for num_types in (96, 20):
-        ids = torch.arange(8 * 40).view(8, 40) % num_types
-        with observe(model, jackknife=jackknife) as geometry:
-            model(ids)
-        bytes_of_rows.append(held_by_tables(geometry))
-    # 40 rows in each of 8 sequences have all of the vocabulary where groups have two or more
-    told = geometry.table_bytes(8 * 40, num_ranks=1)
-    with_ranks = geometry.table_bytes(8 * 40, num_ranks=3)
-    # two copies are planned for
-    assert bytes_of_rows[1] < bytes_of_rows[0] <= told / 2
-    assert bytes_of_rows[0] > 0.35 * told
-    assert 2 * told <= with_ranks <= 3 * told
 
 
 def test_a_table_has_no_more_types_than_rows_nor_than_there_are():

@@ -12,7 +12,7 @@ from embedgeo.metrics import (
     EmbeddingMoments,
     TokenMoments,
 )
-from research.within_token_variance import bursts, nested, shares, text_share
+from research.within_token_variance import nested, text_share
 from tests import references
 from tests.data import (
     assert_values,
@@ -102,24 +102,6 @@ def test_token_ids_must_come_with_every_update_or_with_none():
 SEEDS = range(8)
 
 
-def mean_share(samples):
-    values = []
-    for x, token_ids, sequence_ids in samples:
-        metric = TokenMoments(x.shape[1])
-        metric.update(x, token_ids, sequence_ids=sequence_ids)
-        values.append(metric.compute()["V_W_over_V_unbiased"].item())
-    return sum(values) / len(values)
-
-
-def test_it_is_found_where_occurrences_in_one_sequence_are_alike():
-    samples = [bursts(seed) for seed in SEEDS[:4]]
-    assert mean_share(samples) == pytest.approx(0.6, abs=0.02)
-    plug_in, pooled, alone, _ = (
-        torch.tensor([shares(sample) for sample in samples[:2]]).mean(0).tolist()
-    )
-    assert max(plug_in, pooled, alone) < 0.5  # what takes rows as independent is far off
-
-
 N, DIM = 200, 4
 
 KEYS = ("V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased")
@@ -192,15 +174,6 @@ def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, me
     x, ids, sequences = texts(400, 3, num_sequences=num_sequences, mean=mean)
     expected = references.context_values(x, ids, sequences)
     assert_values(context_of(x, ids, sequences), expected, rtol=1e-9)
-
-
-def test_a_type_without_a_pair_in_one_text_takes_that_of_types_seen_in_as_many():
-    x = torch.tensor([[0.0], [2.0], [9.0], [0.0], [6.0], [5.0], [7.0], [8.0]]).double()
-    ids = torch.tensor([1, 1, 1, 2, 2, 3, 3, 4])
-    sequences = torch.tensor([0, 0, 1, 0, 0, 0, 1, 5])  # 1 and 3 are in two, 2 and 4 in one
-    local = {1: 2.0, 2: 18.0, 3: 2.0, 4: 18.0}
-    mean = sum(local[int(token_id)] for token_id in ids) / len(ids)
-    assert context_of(x, ids, sequences)["V_W_local"].item() == pytest.approx(mean, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -23,7 +23,6 @@ Q 1.402 M 1.359 V 0.043 M_over_Q 0.970 mean_cosine 0.957 anisotropy 0.884
 
 from embedgeo.functional.coordinates import (
     CoordinateMoments,
-    coordinate_shares,
     coordinate_table,
     excess_kurtosis,
     outlier_values,
@@ -39,7 +38,6 @@ from embedgeo.functional.dimension import (
 )
 from embedgeo.functional.moments import (
     Moments,
-    merge_parts,
     moment_values,
     row_moments,
 )
@@ -99,7 +97,6 @@ __all__ = [
     "anisotropy_null",
     "coefficient_of_variation",
     "context_split",
-    "coordinate_shares",
     "coordinate_table",
     "entropy_rank",
     "estimated_dimension",
@@ -109,7 +106,6 @@ __all__ = [
     "least_squares",
     "local_variance",
     "merge_duplicates",
-    "merge_parts",
     "moment_values",
     "nearest_distances",
     "outlier_values",

@@ -129,44 +129,6 @@ def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
 
 
-def coordinate_shares(
-    n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor
-) -> dict[str, Tensor]:
-    """Shares of each coordinate in the rows' geometry.
-
-    A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with
-    itself among them: the square of its mean over the unit rows, over the sum of these squares
-    (Timkey & van Schijndel 2021, equation 3, who draw pairs). It is high by about 1/n of what is
-    not common to the rows: read it where the mean cosine is well over 1/n.
-
-    Args:
-        n: number of rows, scalar.
-        mean: mean row, shape (d,).
-        m2: squared deviations from it, summed over rows, shape (d,).
-        direction_sum: sum of the rows scaled to norm 1, shape (d,).
-
-    Returns:
-        ``mean`` (embedding units) and ``variance`` (population, squared ones); ``share_of_M``,
-        ``share_of_V`` and ``share_of_cosine``, each of which sums to 1; shape (d,), NaN where
-        undefined: no rows, or a sum of 0.
-
-    >>> shares = coordinate_shares(
-    ...     torch.tensor(2.0), torch.tensor([3.0, 1]), torch.tensor([0.0, 8]), torch.ones(2)
-    ... )
-    >>> [shares[f"share_of_{whole}"].tolist() for whole in ("M", "V", "cosine")]
-    [[0.8999999761581421, 0.10000000149011612], [0.0, 1.0], [0.5, 0.5]]
-    """
-    m2 = without_rounding(m2, n, mean)
-    squares, directions = mean.square(), direction_sum.square()
-    return {
-        "mean": torch.where(n > 0, mean, torch.nan),
-        "variance": ratio(m2, n),
-        "share_of_M": ratio(squares, squares.sum()),
-        "share_of_V": ratio(m2, m2.sum()),
-        "share_of_cosine": ratio(directions, directions.sum()),
-    }
-
-
 def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
     """Excess kurtosis n Σ(x − mean)⁴ / (Σ(x − mean)²)² − 3 of each coordinate, without the leading
     axis: shape (d,).
@@ -179,14 +141,35 @@ def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
 
 
 def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
-    """The `coordinate_shares` of all rows, and ``kurtosis`` and ``max_abs`` of each coordinate,
-    shape (d,).
+    """Moments of each coordinate over all rows, and its shares in the rows' geometry.
+
+    A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with
+    itself among them: the square of its mean over the unit rows, over the sum of these squares
+    (Timkey & van Schijndel 2021, equation 3, who draw pairs). It is high by about 1/n of what is
+    not common to the rows: read it where the mean cosine is well over 1/n.
+
+    Returns:
+        ``mean`` (embedding units) and ``variance`` (population, squared ones); ``share_of_M``,
+        ``share_of_V`` and ``share_of_cosine``, each of which sums to 1; the `excess_kurtosis` as
+        ``kurtosis``, and the largest magnitude ``max_abs``; shape (d,), NaN where undefined: no
+        rows, or a sum of 0.
+
+    >>> table = coordinate_table(row_coordinates(torch.tensor([[3.0, 0.0], [3.0, 4.0]])))
+    >>> [table[key].tolist() for key in ("mean", "variance", "share_of_V")]
+    [[3.0, 2.0], [0.0, 4.0], [0.0, 1.0]]
     """
     whole = moments.pooled()
+    n, mean = whole.n, whole.mean
+    m2 = without_rounding(whole.m2, n, mean)
+    squares, directions = mean.square(), whole.direction_sum.square()
     return {
-        **coordinate_shares(whole.n, whole.mean, whole.m2, whole.direction_sum),
+        "mean": torch.where(n > 0, mean, torch.nan),
+        "variance": ratio(m2, n),
+        "share_of_M": ratio(squares, squares.sum()),
+        "share_of_V": ratio(m2, m2.sum()),
+        "share_of_cosine": ratio(directions, directions.sum()),
         "kurtosis": excess_kurtosis(whole),
-        "max_abs": torch.where(whole.n > 0, whole.max_abs, torch.nan),
+        "max_abs": torch.where(n > 0, whole.max_abs, torch.nan),
     }
 
 

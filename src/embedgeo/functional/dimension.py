@@ -56,7 +56,7 @@ class DimensionEstimate(NamedTuple):
 
     dimension: float  # NaN where it is undefined
     num_points: int  # number of distinct points
-    # the estimates without the points of each group, shape (G,), float64
+    # the estimates without the points of each group, shape (G,), float64; None if unknown
     left_out: Tensor | None = None
     # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
     next_scale: float = math.nan
@@ -103,20 +103,19 @@ def twonn_dimension(
     # so that the first rows are spread evenly over all
     every = torch.arange(len(x), dtype=torch.float64, device="cpu")
     order = (every * _GOLDEN % 1).argsort().to(x.device)
-    found = labelled_dimensions(
+    estimate: DimensionEstimate = labelled_dimensions(
         x[order],
-        RowLabels(None, None),
+        RowLabels(),
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
         groups=None if groups is None else groups.to(x.device)[order],
         num_groups=num_groups,
-    )
-    estimate: DimensionEstimate = found.every
+    ).every
     return estimate
 
 
 def _twonn_estimate(
-    distances: Tensor, group: Tensor | None, discard_fraction: float, num_groups: int
+    distances: Tensor, group: Tensor, num_groups: int, discard_fraction: float
 ) -> DimensionEstimate:
     """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
     points' groups.
@@ -131,15 +130,13 @@ def _twonn_estimate(
     if is_known and k > 3:
         of_first = distances[:FAR_SIGHTED]
         next_scale = most_likely_dimension((of_first[:, 3] / of_first[:, 1]).log(), 2)
-    left_out = None
-    if group is not None:
-        in_order = group[order]
-        without = [
-            _rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)
-        ]
-        left_out = distances.new_tensor(without)
+    in_order = group[order]
+    left_out = [_rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)]
     return DimensionEstimate(
-        _rate_of_ratios(log_mu, discard_fraction), num_points, left_out, next_scale
+        _rate_of_ratios(log_mu, discard_fraction),
+        num_points,
+        distances.new_tensor(left_out),
+        next_scale,
     )
 
 
@@ -196,7 +193,7 @@ class ScaleEstimates(NamedTuple):
 
     dimensions: Tensor  # shape (S,), float64
     errors: Tensor  # their standard errors, by the observed information, shape (S,)
-    left_out: Tensor | None = None  # the estimates without the points of each group, shape (G, S)
+    left_out: Tensor  # the estimates without the points of each group, shape (G, S)
 
 
 def gride_dimensions(
@@ -239,20 +236,19 @@ def gride_dimensions(
     >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
     tensor([2., 2., 2.], dtype=torch.float64)
     """
-    found = labelled_dimensions(
+    estimate: ScaleEstimates = labelled_dimensions(
         x,
-        RowLabels(None, None),
+        RowLabels(),
         scales=scales,
         duplicate_tolerance=duplicate_tolerance,
         groups=groups,
         num_groups=num_groups,
-    )
-    estimate: ScaleEstimates = found.every
+    ).every
     return estimate
 
 
 def _gride_estimates(
-    nearest: Tensor, group: Tensor | None, scales: Sequence[int], num_groups: int
+    nearest: Tensor, group: Tensor, num_groups: int, scales: Sequence[int]
 ) -> ScaleEstimates:
     """GRIDE from the distances of points to their nearest, shape (N, k), and the points' groups."""
     found, left_out = [], []
@@ -263,11 +259,10 @@ def _gride_estimates(
         _, squares = _share_sums(log_mu, dimension)
         error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
         found.append((dimension, error))
-        if group is not None:
-            others = (log_mu[group != i] for i in range(num_groups))
-            left_out.append([most_likely_dimension(each, scale) for each in others])
+        others = (log_mu[group != i] for i in range(num_groups))
+        left_out.append([most_likely_dimension(each, scale) for each in others])
     dimensions, errors = nearest.new_tensor(found).unbind(1)
-    return ScaleEstimates(dimensions, errors, nearest.new_tensor(left_out).T if left_out else None)
+    return ScaleEstimates(dimensions, errors, nearest.new_tensor(left_out).T)
 
 
 def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
@@ -310,8 +305,8 @@ class RowLabels(NamedTuple):
     """Token types and sequences of rows."""
 
     # shape (n,), int64; a row with a negative one has none; None: no row has one
-    types: Tensor | None
-    sequences: Tensor | None  # shape (n,), int64; None: each row is one
+    types: Tensor | None = None
+    sequences: Tensor | None = None  # shape (n,), int64; None: each row is one
 
 
 class LabelledEstimates(NamedTuple):
@@ -369,60 +364,43 @@ def labelled_dimensions(
         The estimates, and the shares of rows whose nearest distinct row is of their type and
         sequence.
     """
-    types, sequences, groups = (
-        None if each is None else each.to(x.device) for each in (*labels, groups)
-    )
-    estimator = _Estimator(scales, discard_fraction, num_groups)
-    k = estimator.num_neighbors
+    types, sequences = (None if each is None else each.to(x.device) for each in labels)
+    group = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    group = group if groups is None else groups.to(x.device)
+
+    def estimated(distances: Tensor, of_points: Tensor) -> DimensionEstimate | ScaleEstimates:
+        """The estimate from the distances of points to their nearest, and the points' groups."""
+        points = distances.cpu().double(), of_points.cpu(), num_groups
+        return (
+            _gride_estimates(*points, scales)
+            if scales
+            else _twonn_estimate(*points, discard_fraction)
+        )
+
+    k = 2 * max(scales, default=1)
     rows = Neighbors(x)
     points, place = rows.distinct(duplicate_tolerance)
     between = None
     if types is not None:
         chosen = _one_of_each_type(types, place)
-        distances = rows.nearest(k, chosen).distances
-        between = estimator.of(distances, None if groups is None else groups[chosen])
+        between = estimated(rows.nearest(k, chosen).distances, group[chosen])
     if between_alone:
         return LabelledEstimates(None, between)
     num_neighbors, far_sighted = (k, None) if scales else (4, FAR_SIGHTED)
     others = sequences if apart else None
     every = rows.nearest(num_neighbors, points, others, far_sighted=far_sighted)
-    of_all = estimator.of(
-        every.distances, None if groups is None else point_groups(groups, place, len(points))
-    )
+    of_all = estimated(every.distances, point_groups(group, place, len(points)))
     within = None
     if types is not None and sequences is not None:
         chosen = _repeated(types, place)
         distances = rows.nearest(k, chosen, sequences, types).distances
         has_all = distances.isfinite().all(1)
-        chosen = chosen[has_all]
-        within = estimator.of(distances[has_all], None if groups is None else groups[chosen])
+        within = estimated(distances[has_all], group[chosen[has_all]])
     same_type, same_sequence = (
         None if scales or each is None else same_label_shares(every, place, each)
         for each in (types, sequences)
     )
     return LabelledEstimates(of_all, between, within, same_type, same_sequence)
-
-
-class _Estimator(NamedTuple):
-    """TwoNN or, with scales, GRIDE: see `labelled_dimensions`."""
-
-    scales: Sequence[int]
-    discard_fraction: float
-    num_groups: int
-
-    @property
-    def num_neighbors(self) -> int:
-        return 2 * max(self.scales, default=1)
-
-    def of(self, distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
-        """The estimate, given the distances of points to their nearest, shape (N, k), and the
-        points' groups.
-        """
-        nearest = distances.cpu().double()
-        in_group = None if group is None else group.cpu()
-        if self.scales:
-            return _gride_estimates(nearest, in_group, self.scales, self.num_groups)
-        return _twonn_estimate(nearest, in_group, self.discard_fraction, self.num_groups)
 
 
 def _first_of_each(labels: Tensor) -> Tensor:

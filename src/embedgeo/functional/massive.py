@@ -54,21 +54,18 @@ def row_group(x: Tensor, num_first: int) -> RowGroup:
 def first_positions(rows: Rows) -> RowGroup:
     """The group of the first row of each sequence of two or more."""
     x, ids = rows.embeddings, rows.ids
-    places = ids.once(
-        ("first rows", x.device), lambda: sent(first_places(ids).nonzero().flatten(), x.device)
-    )
+    places = ids.once(("first rows", x.device), lambda: sent(first_rows(ids), x.device))
     return row_group(x.index_select(0, places), len(places))
 
 
-def first_places(ids: RowIds) -> Tensor:
-    """Marks of the rows that are the first one of a sequence of two or more that counts, shape
-    (n,), on the CPU.
+def first_rows(ids: RowIds) -> Tensor:
+    """Places of the rows that are the first one of a sequence of two or more that counts, on the
+    CPU.
     """
     if ids.sequences is None or ids.is_first is None:
-        num_rows = 0 if ids.token_ids is None else len(ids.token_ids)
-        return torch.zeros(num_rows, dtype=torch.bool)
-    sequence, num_sequences = ids.sequences
-    return ids.is_first & (sequence.bincount(minlength=num_sequences)[sequence] > 1)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+    sequence, _ = ids.sequences
+    return (ids.is_first & (sequence.bincount()[sequence] > 1)).nonzero().flatten()
 
 
 def first_share(first: RowGroup, moments: Moments) -> Tensor:

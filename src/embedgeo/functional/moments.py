@@ -86,6 +86,13 @@ def means_of(counts: Sequence[Tensor], num_means: int) -> tuple[Tensor, ...]:
 def pool(every: Sequence[Parts]) -> Parts:
     """The moments of the rows of all parts (Chan, Golub & LeVeque 1983): means are merged first,
     then the powers of the deviations from these are summed.
+
+    >>> one, other = (
+    ...     Parts(torch.tensor(1.0), (torch.tensor(mean),), ((torch.tensor(0.5),),))
+    ...     for mean in (2.0, 4.0)
+    ... )
+    >>> pool([one, other])[:3]
+    (tensor(2.), (tensor(3.),), ((tensor(3.),),))
     """
     first = every[0]
     counts = [_summed(each) for each in zip(*(parts.counts() for parts in every), strict=True)]
@@ -191,23 +198,6 @@ def _by_place(tensors: Sequence[Tensor]) -> Tensors:
     return {str(i): tensor for i, tensor in enumerate(tensors)}
 
 
-def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub &
-    LeVeque 1983).
-
-    Args:
-        parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or
-            (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
-            the shape of ``mean``; summed over coordinates, shape G; or as the scatter matrix of
-            the coordinates, shape (*G, d, d).
-
-    >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
-    (tensor(2.), tensor(3.), tensor(3.))
-    """
-    whole = pool([Parts(n, (mean,), ((m2,),)) for n, mean, m2 in parts])
-    return whole.n, whole.means[0], whole.powers[0][0]
-
-
 def _summed(terms: Sequence[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
 
@@ -220,9 +210,12 @@ def mean_of(n: Tensor, sums: Tensor) -> Tensor:
 def powers_about(
     center: Tensor, n: Tensor, mean: Tensor, m2: Tensor, *higher: Tensor
 ) -> tuple[Tensor, ...]:
-    """Powers of the deviations of rows from ``center``, given their number, their mean and those
-    from it: their squares, in any of the shapes of `merge_parts`, or with their third and fourth
-    powers (Pébay 2008), per coordinate.
+    """Powers of the deviations of rows from ``center``, given their number, their mean and the
+    powers of the deviations from the mean.
+
+    The number ``n`` has shape G, the mean has shape G or (*G, d). The squares ``m2`` are summed
+    over rows: per coordinate, in the shape of the mean; summed over coordinates, shape G; or as the
+    scatter matrix, shape (*G, d, d). Third and fourth powers (Pébay 2008) are per coordinate.
     """
     shift = mean - center
     if m2.ndim > mean.ndim:

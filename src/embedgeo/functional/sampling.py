@@ -13,7 +13,7 @@ gives all of them their right keys.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from torch import Tensor
 from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import Rows
-
-N = TypeVar("N", int, Tensor)
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
@@ -306,7 +304,7 @@ def row_keys(start: int, count: int, *, seed: int) -> Tensor:
     return _keys(start + torch.arange(count, device="cpu"), seed).double() * 2.0**-53
 
 
-def stream_position(stream: int, place: N) -> N:
+def stream_position(stream: int, place: Any) -> Any:
     """`Sample.positions` of the row at a place of a stream."""
     return (stream << _STREAM_BITS) + place
 

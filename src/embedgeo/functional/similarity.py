@@ -67,11 +67,6 @@ def sequence_similarity(directions: Rows) -> SequenceSimilarity:
     )
 
 
-def sequence_distance(state: SequenceSimilarity) -> Tensor:
-    """1 - ``within_sequence_similarity``, of pairs of rows of one sequence."""
-    return ratio(state.distances, state.pairs)
-
-
 def type_distances(state: SequenceSimilarity, types: TokenTable) -> dict[str, Tensor]:
     """1 - the mean cosine of pairs in different sequences, given also the table of rows scaled to
     norm 1.

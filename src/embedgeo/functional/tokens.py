@@ -14,9 +14,10 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.moments import (
+    Parts,
     PooledState,
     chunk_length,
-    merge_parts,
+    pool,
     powers_about,
     ratio,
     row_chunks,
@@ -86,8 +87,9 @@ class TokenTable(State):
         whole = TokenTable(token_ids=types, **states)
         for chunk in row_chunks(other.mean):
             at = place[chunk]
-            held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
-            n, mean, m2 = merge_parts([held, (other.n[chunk], other.mean[chunk], other.m2[chunk])])
+            n, mean, m2 = (each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2))
+            further = Parts(other.n[chunk], (other.mean[chunk],), ((other.m2[chunk],),))
+            n, (mean,), ((m2,),), *_ = pool([Parts(n, (mean,), ((m2,),)), further])
             whole.n.index_copy_(0, at, n)
             whole.mean.index_copy_(0, at, mean)
             whole.m2.index_copy_(0, at, m2)
@@ -185,12 +187,7 @@ class _UnitedTables:
             self._types = every[every != _NOT_LISTED]
         table, num_types = self._table, len(self._types)
         self._place = torch.searchsorted(self._types, table.token_ids)
-        held = torch.cat(
-            [
-                each[:, None].flatten(1).T
-                for each in (table.n, table.sequences, table.sequence_n2, table.sequence_m2)
-            ]
-        )
+        held = torch.stack((table.n, table.sequences, table.sequence_n2, table.sequence_m2))
         sums = table.mean.new_zeros(num_types, table.mean.shape[1])
         return {
             "counts": table.n.new_zeros(len(held), num_types).index_copy_(1, self._place, held),
@@ -201,7 +198,7 @@ class _UnitedTables:
         """Squared deviations from the mean of each."""
         table, self._counts = self._table, sums["counts"]
         self._mean = sums["sums"].div_(self._counts[0].clamp(min=1)[:, None])
-        m2 = table.m2.new_zeros(len(self._types), *table.m2.shape[1:])
+        m2 = table.m2.new_zeros(len(self._types))
         for chunk in row_chunks(table.mean):
             place = self._place[chunk]
             center = self._mean.index_select(0, place)
@@ -211,17 +208,8 @@ class _UnitedTables:
 
     def result(self, squares: Tensors) -> TokenTable:
         """The table of the rows of all ranks, with every token type that any of them has."""
-        n, sequences, sequence_n2, *sequence_m2 = self._counts
-        m2 = squares["m2"]
-        return TokenTable(
-            token_ids=self._types,
-            n=n,
-            mean=self._mean,
-            m2=m2,
-            sequences=sequences,
-            sequence_n2=sequence_n2,
-            sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
-        )
+        n, *of_sequences = self._counts
+        return TokenTable(self._types, n, self._mean, squares["m2"], *of_sequences)
 
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers

@@ -191,9 +191,7 @@ class Anisotropy(GeometryMetric):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        others: list[object] = []
-        if sample_size is not None:
-            others += [sample_size, seed]
+        others = () if sample_size is None else (sample_size, seed)
         super().__init__(dim, spectrum, batch_size, *others, **kwargs)
         for name, num_rows in (("batch_size", batch_size), ("sample_size", sample_size)):
             if num_rows is not None and num_rows < 2:

@@ -128,13 +128,8 @@ class OutlierCoordinates(GeometryMetric):
         self.extend(row_coordinates(rows.embeddings, rows.ids.is_first))
 
     def coordinates(self) -> dict[str, Tensor]:
-        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where
-        undefined.
-
-        ``mean``, ``variance``, ``share_of_M``, ``share_of_V`` and ``share_of_cosine`` are those of
-        `EmbeddingMoments.coordinates`; beside them the excess ``kurtosis`` and the largest
-        magnitude ``max_abs``. They are of the rows that this process has seen or, within
-        ``sync_context()``, those of all ranks.
+        """The `embedgeo.functional.coordinate_table`, float64, of the rows that this process has
+        seen or, within ``sync_context()``, of those of all ranks.
         """
         return coordinate_table(self.load(CoordinateMoments))
 

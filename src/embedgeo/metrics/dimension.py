@@ -365,7 +365,7 @@ class IntrinsicDimension(GeometryMetric):
         )
         of_batches = group.split([len(batch.rows) for batch in batches])
         estimates = [
-            self._estimates(batch, of_batch if len(labels) else None, len(labels))
+            self._estimates(batch, of_batch, len(labels))
             for batch, of_batch in zip(batches, of_batches, strict=True)
         ]
         values = self._values(estimates, len(group))
@@ -373,7 +373,7 @@ class IntrinsicDimension(GeometryMetric):
         self.deviations = {}
         for infix, each in _by_infix(estimates).items():
             left_out = [estimate.left_out for estimate in each if estimate.left_out is not None]
-            if left_out:
+            if left_out and len(labels):
                 mean = torch.stack(left_out).mean(0)
                 mean = mean.view(len(mean), -1)  # a column for each of the keys below
                 for key, without in zip(self._keys(infix), mean.unbind(1), strict=True):

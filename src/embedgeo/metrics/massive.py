@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.massive import RowGroup, first_places, row_group
+from embedgeo.functional.massive import RowGroup, first_rows, row_group
 from embedgeo.functional.moments import Moments, ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, type_table
@@ -85,7 +85,7 @@ class MassiveRows(GeometryMetric):
 
     def take(self, rows: Rows, marks: Tensor) -> None:
         """Take the rows of a pass that are marked as massive, shape (n,)."""
-        num_first = int(first_places(rows.ids)[marks.cpu()].sum()) if rows.ids.sequences else 0
+        num_first = int(marks.cpu()[first_rows(rows.ids)].sum())
         massive = rows.select(marks)
         self.update(massive)
         self.extend(row_group(massive.embeddings, num_first))

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
+from embedgeo.functional.moments import ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
     directions_of,
-    sequence_distance,
     sequence_similarity,
     type_distances,
 )
@@ -86,7 +86,7 @@ class TokenSimilarity(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         state = self.load(SequenceSimilarity)
         table = self.load(TokenTable)
-        distances = {"within_sequence_similarity": sequence_distance(state)}
+        distances = {"within_sequence_similarity": ratio(state.distances, state.pairs)}
         if has_token_values(state.n, table.n.sum()):
             distances |= type_distances(state, table.typed())
         return {key: 1 - each for key, each in distances.items()}
