@@ -3,7 +3,7 @@
 import hashlib
 import math
 
-from embedgeo.checkpoints.files import weight_files, weight_types
+from embedgeo.checkpoints.files import weight_types
 from embedgeo.results.records import Record
 from embedgeo.sweep.measure import Measured
 
@@ -19,8 +19,8 @@ class Reader:
             checkpoint = checkpoint.hashed()
             folder = self.downloads.start(checkpoint).result()
             contents = checkpoint.contents or checkpoint.read_contents()
-            for file in weight_files(contents.weights):
-                weight_types(folder / file.name)
+            for name in contents.digests:
+                weight_types(folder / name)
             if (upcoming := choose_next()) is not None:
                 self.downloads.start(upcoming)
             return Measured([_record(contents)], checkpoint=checkpoint)

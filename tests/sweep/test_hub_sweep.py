@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
+from embedgeo.report.page import flags
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from embedgeo.text import read_documents
@@ -141,6 +143,22 @@ def test_a_plan_and_a_check_download_nothing(run, hub, options, capsys):
     assert "same weights: step0, step1" in capsys.readouterr().out
     assert check(REPOSITORY, steps="0,2,10") == 0
     assert not any(method in ("GET", "HEAD") and "." in what for method, what, _ in hub.requests)
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_file_that_two_checkpoints_share_is_pointed_out(hub, options, capsys):
+    whole, other = checkpoint_files(1, shards=True), checkpoint_files(2, shards=True)
+    name = next(name for name in whole if name.startswith("model-00001"))
+    hub.add(REPOSITORY, "step1", whole)
+    hub.add(REPOSITORY, "step2", {**other, name: whole[name]})
+    assert check(REPOSITORY) == 1
+    assert f"same file {name}: step1, step2" in capsys.readouterr().out
+    for _ in range(2):  # then from what the folder says
+        assert sweep(REPOSITORY, **options) == 0
+        assert f"shared: step1, step2 have the same {name}" in capsys.readouterr().out
+    (run,) = read_runs([Path(options["out"])])
+    (flag,) = [flag for flag in flags(run) if flag.title == "Shared weight files"]
+    assert flag.details == [f"{name}: step1, step2"]
 
 
 def test_the_same_weights_under_another_config_or_tokenizer_are_measured(hub, options):

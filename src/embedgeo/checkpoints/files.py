@@ -103,6 +103,11 @@ class Contents:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the weight files by name."""
+        return {file.name: file.digest for file in weight_files(self.weights)}
+
+    @property
     def config_digest(self) -> str:
         """Digest of ``config.json``: the same weights give other results with another
         configuration.

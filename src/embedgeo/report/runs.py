@@ -104,6 +104,8 @@ class Run:
     checkpoints: pd.DataFrame
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
+    # of weights, and the checkpoints with them
+    shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     facts: dict[str, str] = field(default_factory=dict)  # of the last checkpoint, as it was written
     # by kind and step: what else is known of a checkpoint, or the file that it is read from
@@ -523,6 +525,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):
             other_models[run] = listed(list(of_series), 4)
     failures = sweep.failures()
+    shared = sweep.shared_files()
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _with_finals_alone(by_series, finals):
@@ -538,6 +541,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             facts=facts[[*checkpoints][-1]],
             tables=tables,
             failures=failures,
+            shared_files=[each for each in shared if not checkpoints.keys().isdisjoint(each[1])],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=str(sweep.manifest().get("date", "")),

@@ -73,6 +73,10 @@ def _duplicates(run: Run) -> list[str]:
     return [f"{', '.join(names)}: weights of {name}" for name, names in groups]
 
 
+def _shared_files(run: Run) -> list[str]:
+    return [f"{file}: {', '.join(names)}" for file, names in run.shared_files]
+
+
 def _loss_outliers(run: Run) -> list[str]:
     losses = run.of_model("loss")
     revisions = run.checkpoints["revision"]
@@ -195,6 +199,13 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         "These checkpoints have the weights of another one: what is drawn of them was measured on "
         "other weights than their names say.",
         _duplicates,
+    ),
+    (
+        "Shared weight files",
+        "These checkpoints have a file of weights in common, though their other files differ: "
+        "unless its weights are frozen, at least one of them is put together of the weights of two "
+        "steps.",
+        _shared_files,
     ),
     (
         "Loss outliers",

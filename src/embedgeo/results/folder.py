@@ -33,7 +33,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import MODEL, block_means
+from embedgeo.results.records import MODEL, block_means, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
@@ -169,6 +169,15 @@ class SweepFolder:
         """Digests of the records of checkpoints, as the metadata of what is derived from them."""
         return {_DERIVED: json.dumps({name: digest(self._file(name)) for name in names})}
 
+    def shared_files(self) -> list[tuple[str, list[str]]]:
+        """Weight files that checkpoints share which otherwise differ: see
+        `records.shared_files`.
+        """
+        every = {name: self.facts(name).get("weight_files", "") for name in sorted(self.done())}
+        return shared_files(
+            {name: json.loads(digests) for name, digests in every.items() if digests}
+        )
+
     def tables(self, kind: str) -> dict[str, Path]:
         """Files of the tables of one kind, by checkpoint."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
@@ -234,7 +243,9 @@ class SweepFolder:
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
         a change of local weights is noticed; ``config``, the digest of ``config.json``;
-        ``has_step``, "false" of a final model.
+        ``has_step``, "false" of a final model;
+        ``weight_files``, the digests of several files of weights,
+        by which one that others share is found.
         """
         # of earlier records, none may be left beside what belongs to these, and nothing of theirs
         own = (
@@ -249,6 +260,7 @@ class SweepFolder:
             path.unlink()
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
+            facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
             path = self.path / kind / f"{name}.parquet"
             write_parquet(path, _with_texts(table), TABLES.get(kind))

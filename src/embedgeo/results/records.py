@@ -108,6 +108,32 @@ def _sides(layers: tuple[str, ...]) -> dict[str, str]:
     return {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
 
 
+def shared_files(weights: Mapping[str, Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Weight files of checkpoints that otherwise differ: names of the file and of the checkpoints
+    that share it.
+
+    The weights are digests of their files by name, of each checkpoint.
+
+    >>> shared_files(
+    ...     {
+    ...         "step1": {"a": "1", "b": "2"},
+    ...         "step2": {"a": "1", "b": "3"},
+    ...         "step4": {"a": "4", "b": "5"},
+    ...     }
+    ... )
+    [('a', ['step1', 'step2'])]
+    """
+    holders: dict[tuple[str, str], list[str]] = {}
+    for name, digests in weights.items():
+        for file in digests.items():
+            holders.setdefault(file, []).append(name)
+    return [
+        (file_name, names)
+        for (file_name, _), names in holders.items()
+        if any(weights[name] != weights[names[0]] for name in names)
+    ]
+
+
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
     """Names of the checkpoints whose loss lies much farther outside the range of its two neighbours
     than others do.

@@ -73,7 +73,8 @@ def check(
         revisions: as for ``sweep``.
 
     Returns:
-        Exit status: 0 if all differ, 1 if some have the same weights, 3 if some cannot be read.
+        Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if
+        some cannot be read.
     """
     require_extra("sweep", "embedgeo check")
     require_sources([model] if isinstance(model, str) else model)

@@ -1,5 +1,6 @@
 """The plan of a sweep: its checkpoints, and which of them are to be measured."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -68,10 +69,13 @@ def _recorded(folder: SweepFolder, name: str) -> Recorded:
 
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, str]:
     """Facts to be written beside the records of a checkpoint, some of them empty."""
+    digests = {} if checkpoint.contents is None else checkpoint.contents.digests
     return {
         "files": checkpoint.weights_state,
         "config": checkpoint.contents.config_digest if checkpoint.contents else "",
         "has_step": "" if checkpoint.has_step else "false",
+        # of one file weights_sha256 says it
+        "weight_files": json.dumps(digests) if len(digests) > 1 else "",
     }
 
 

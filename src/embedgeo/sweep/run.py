@@ -9,8 +9,9 @@ from typing import Any
 from embedgeo.checkpoints.files import duplicates, hashed_file
 from embedgeo.checkpoints.iteration import find_checkpoints
 from embedgeo.checkpoints.sources import Checkpoint
-from embedgeo.formatting import reason, shell_command
+from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.records import shared_files
 from embedgeo.sweep.measure import Downloads, Measured, Worker, chosen_device, metrics_function
 from embedgeo.sweep.plan import SweepPlan, plan_sweep, plan_table
 from embedgeo.sweep.processes import muted_libraries
@@ -177,6 +178,10 @@ def finish(sweep: Sweep) -> int:
                 "measured again"
             )
     lines += [
+        f"  shared: {listed(names)} have the same {file}, though their other weights differ"
+        for file, names in folder.shared_files()
+    ]
+    lines += [
         f"  failed: {name}: {sweep.failures.get(name, 'its results are gone again')}"
         for name in left
     ]
@@ -204,8 +209,13 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     for first in dict.fromkeys(owners.values()):
         others = [name for name, owner in owners.items() if owner == first]
         print(f"same weights: {', '.join([first, *others])}")
+    parts = shared_files(
+        {each.name: each.contents.digests for each in plan if each.contents is not None}
+    )
+    for file, names in parts:
+        print(f"same file {file}: {', '.join(names)}")
     failed = {each.name: each.error for each in plan if each.error}
     for name, error in failed.items():
         print(f"not read: {name}: {error}")
     print(f"{len(plan)} checkpoints, {len(owners)} of them with the weights of an earlier one")
-    return 1 if owners else 3 if failed else 0
+    return 1 if owners or parts else 3 if failed else 0
