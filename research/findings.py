@@ -345,9 +345,7 @@ CLAIMS = (
         0.0,
         -1,
     ),
-    Claim(
-        YAMAGIWA, "M falls with frequency: slope", "M_freq_slope", None, "middle", 0.0, -1
-    ),
+    Claim(YAMAGIWA, "M falls with frequency: slope", "M_freq_slope", None, "middle", 0.0, -1),
     Claim(YAMAGIWA, "V grows with frequency: slope", "V_freq_slope", None, "middle", 0.0),
     Claim(
         RAZZHIGAEV,

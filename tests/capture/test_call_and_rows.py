@@ -359,17 +359,34 @@ def test_a_norm_of_pooled_rows_is_left_out(tokens):
     assert [each["n"] for each in values.values()] == [12] * 3
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4)])
-@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
-def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape):
-    class Masked(Small):
-        def forward(self, ids, **masks):
-            return super().forward(ids)
+class Masked(Small):
+    """Takes token ids or embeddings, and masks."""
 
+    def forward(self, x, **masks):
+        if not x.is_floating_point():
+            return super().forward(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4), (3, 1, 4, 4), (3, 4, 4)])
+@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
+def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded):
     ids = torch.arange(12).view(3, 4)
+    x = torch.randn(3, 4, 8) if is_embedded else ids
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    pairs = keep[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()
+    mask = (keep if shape.count(4) == 1 else pairs).view(shape)
+    if name == "mask" and mask.ndim > 2 and shape.count(4) == 2:  # whose queries tell it
+        assert measured(Masked(), x, mask=mask)["block.01"]["n"] == 9
+        return
     with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
-        measured(Masked(), ids, **{name: (ids > 5).view(shape)})
-    assert measured(Masked(), ids, loss_mask=ids > 5)["block.01"]["n"] == 12
+        measured(Masked(), x, **{name: mask})
+    causal = torch.ones(3, 1, 4, 4, dtype=torch.bool).tril()
+    values = measured(Masked(), x, loss_mask=ids > 5, causal_mask=causal, attn_mask=causal)
+    assert values["block.01"]["n"] == 12
 
 
 @pytest.mark.parametrize(
