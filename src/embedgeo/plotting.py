@@ -38,8 +38,8 @@ _OF_METRIC = {
 _NEEDS = {
     "composition": "M and V, as EmbeddingMoments has them",
     "tokens": (
-        "a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), "
-        "or a folder with tokens/ (--token-tables true, token_tables=True)"
+        "a table of token types: a Geometry with TokenMoments and token ids, or a folder with "
+        "tokens/ (--token-tables true, token_tables=True)"
     ),
     "spectrum": (
         "all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
@@ -71,8 +71,8 @@ def plot(
     - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
       the last step, or ``by="step"``, averaged over blocks.
     - ``"tokens"``: V against M at the last step, a point for each token type, with the
-      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with
-      tables of token types, or such a table.
+      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, or a folder with
+      tables of token types.
     - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
       Gaussian rows: a line for each layer at the last step.
 
@@ -176,22 +176,10 @@ def _runs(results: Results, tables: str) -> list[Run]:
             made = {kind: each for kind, each in results.layer_tables().items() if kind == tables}
         results = results.records()
     if isinstance(results, pd.DataFrame):
-        return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
+        return runs_of_records(results)
     records = getattr(results, "history", results)
     if not isinstance(records, Sequence) or not all(
         isinstance(record, Mapping) for record in records
     ):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
     return runs_of_records(pd.DataFrame(list(records)), **made) if len(records) else []
-
-
-def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
-    missing = [column for column in ("n", "Q", "M", "V") if column not in table]
-    if missing:
-        raise ValueError(
-            f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing."
-        )
-    table = table if "layer" in table else table.assign(layer="all rows")
-    counts = table.groupby("layer", sort=False)["n"].sum()
-    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
-    return runs_of_records(records, tokens=table)

@@ -374,7 +374,8 @@ def overview(runs: Sequence[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
         )
         for label, (run, name) in labels.items()
     }
-    table = pd.concat(tables, axis=1).fillna(_UNKNOWN).drop("anisotropy_null", errors="ignore")
+    table = pd.concat(tables, axis=1).astype(object).fillna(_UNKNOWN)
+    table = table.drop("anisotropy_null", errors="ignore")
     metrics = in_order(metric for metric in table.index if not is_without(metric))
     first = [metric for metric in metrics if metric in headlines()] or metrics
     return table.loc[first], table.loc[[metric for metric in metrics if metric not in first]]
