@@ -4,10 +4,10 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,90 +33,23 @@ def row_chunks(x: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, x.shape[-2], step))
 
 
-class Parts(NamedTuple):
-    """Moments of some rows, as `pool` and ranks merge them.
-
-    Attributes:
-        n: number of rows, shape G.
-        means: means, each of shape G or (*G, d).
-        powers: for each mean the powers of the deviations from it, summed over rows: see
-            `powers_about`.
-        added: what is summed.
-        largest: of what the elementwise maximum is taken.
-    """
-
-    n: Tensor
-    means: tuple[Tensor, ...] = ()
-    powers: tuple[tuple[Tensor, ...], ...] = ()
-    added: tuple[Tensor, ...] = ()
-    largest: tuple[Tensor, ...] = ()
-
-    def counts(self) -> tuple[Tensor, ...]:
-        """What is summed first: the number of rows, the sums of these, and ``added``."""
-        return self.n, *(column(self.n, mean) * mean for mean in self.means), *self.added
-
-    def squares(self, centers: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What is summed then: the powers of the deviations from the means of all rows."""
-        of_means = zip(centers, self.means, self.powers, strict=True)
-        return tuple(
-            power
-            for center, mean, powers in of_means
-            for power in powers_about(center, self.n, mean, *powers)
-        )
-
-    def whole(
-        self, counts: Sequence[Tensor], squares: Sequence[Tensor], largest: Sequence[Tensor]
-    ) -> "Parts":
-        """The moments of all rows, given the sums and maxima."""
-        num_means, powers = len(self.means), iter(squares)
-        return Parts(
-            counts[0],
-            means_of(counts, num_means),
-            tuple(tuple(next(powers) for _ in own) for own in self.powers),
-            tuple(counts[1 + num_means :]),
-            tuple(largest),
-        )
-
-
-def means_of(counts: Sequence[Tensor], num_means: int) -> tuple[Tensor, ...]:
-    """The means of all rows, given the sums of `Parts.counts`."""
-    return tuple(mean_of(counts[0], each) for each in counts[1 : 1 + num_means])
-
-
-def pool(every: Sequence[Parts]) -> Parts:
-    """The moments of the rows of all parts (Chan, Golub & LeVeque 1983): means are merged first,
-    then the powers of the deviations from these are summed.
-
-    >>> one, other = (
-    ...     Parts(torch.tensor(1.0), (torch.tensor(mean),), ((torch.tensor(0.5),),))
-    ...     for mean in (2.0, 4.0)
-    ... )
-    >>> pool([one, other])[:3]
-    (tensor(2.), (tensor(3.),), ((tensor(3.),),))
-    """
-    first = every[0]
-    counts = [_summed(each) for each in zip(*(parts.counts() for parts in every), strict=True)]
-    centers = means_of(counts, len(first.means))
-    squares = zip(*(parts.squares(centers) for parts in every), strict=True)
-    largest = zip(*(parts.largest for parts in every), strict=True)
-    return first.whole(
-        counts, [*map(_summed, squares)], [reduce(torch.maximum, each) for each in largest]
-    )
-
-
 @dataclass(eq=False)
 class PooledState(State):
-    """A state that is moments of rows: what `Parts` have, of which numbers of rows come first.
+    """A state that is moments of rows, of which the first field is the number of rows, shape G.
 
-    What is neither named in ``powers`` nor in ``largest`` is summed. Integers are pooled in
-    float64.
+    What the following does not name is summed. Integers are pooled in float64.
     """
 
     powers: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Names of each mean and of the powers of the deviations from it."""
+    """Names of each mean, shape G or (*G, d), and of the powers of the deviations from it: see
+    `powers_about`.
+    """
 
     largest: ClassVar[tuple[str, ...]] = ()
     """Names of what the elementwise maximum is taken of."""
+
+    not_pooled: ClassVar[tuple[str, ...]] = ()
+    """Names of what stays as it is."""
 
     of_coordinates: ClassVar[tuple[str, ...]] = ()
     """Names of what has an entry for each coordinate, shape (d,); the others are scalars."""
@@ -131,75 +64,74 @@ class PooledState(State):
         )
 
     def merge(self, other: Self) -> Self:
-        """The moments of the rows of both."""
-        return self.with_parts(pool([self.parts(), other.parts()]))
+        """The moments of the rows of both, by the rounds in which ranks reduce them."""
+        ways = Pooling(self), Pooling(other)
+        tensors = _reduced([way.maxima() for way in ways], torch.maximum)
+        tensors = _reduced([way.counts(tensors) for way in ways], torch.add)
+        tensors = _reduced([way.sums(tensors) for way in ways], torch.add)
+        tensors = _reduced([way.squares(tensors) for way in ways], torch.add)
+        whole: Self = ways[0].result(tensors)
+        return whole
 
     def reduction(self, ranks: Ranks) -> "Pooling":
         """Ranks pool their moments."""
         return Pooling(self)
 
-    def parts(self) -> Parts:
-        """The moments."""
-        tensors = {
-            name: each if each.is_floating_point() else each.double()
-            for name, each in self.tensors().items()
-        }
-        means = tuple(tensors.pop(mean) for mean, *_ in self.powers)
-        powers = tuple(tuple(map(tensors.pop, names)) for _, *names in self.powers)
-        largest = tuple(map(tensors.pop, self.largest))
-        n, *added = tensors.values()
-        return Parts(n, means, powers, tuple(added), largest)
 
-    def with_parts(self, parts: Parts) -> Self:
-        """The state with these moments."""
-        of_means = zip(parts.means, parts.powers, strict=True)
-        named = dict(zip(self.largest, parts.largest, strict=True))
-        for names, (mean, powers) in zip(self.powers, of_means, strict=True):
-            named |= zip(names, (mean, *powers), strict=True)
-        added = [name for name in self.tensors() if name not in named]
-        named |= zip(added, (parts.n, *parts.added), strict=True)
-        return replace(
-            self, **{name: each.to(getattr(self, name).dtype) for name, each in named.items()}
-        )
+def _reduced(tensors: Sequence[Tensors], by: Callable[[Tensor, Tensor], Tensor]) -> Tensors:
+    return {name: reduce(by, (each[name] for each in tensors)) for name in tensors[0]}
 
 
 class Pooling:
-    """The `Reduction` of a `PooledState`: ranks `pool` their moments."""
+    """The `Reduction` of a `PooledState`: means are merged first, then the powers of the deviations
+    from these are summed (Chan, Golub & LeVeque 1983).
+    """
 
     def __init__(self, state: PooledState) -> None:
         self._state = state
-        self._parts = state.parts()
+        self._held = {
+            name: each if each.is_floating_point() else each.double()
+            for name, each in state.tensors().items()
+            if name not in state.not_pooled
+        }
+        self._n = next(iter(self._held.values()))
+        self._whole: dict[str, Tensor] = {}
 
     def maxima(self) -> Tensors:
         """The largest of each."""
-        return _by_place(self._parts.largest)
+        return {name: self._held[name] for name in self._state.largest}
 
     def counts(self, maxima: Tensors) -> Tensors:
         """Numbers of rows, and sums."""
-        self._largest = maxima
-        return _by_place(self._parts.counts())
+        self._whole |= maxima
+        counts = {name: each for name, each in self._held.items() if name not in maxima}
+        for mean, *powers in self._state.powers:
+            counts[mean] = column(self._n, counts[mean]) * counts[mean]
+            for name in powers:
+                del counts[name]
+        return counts
 
     def sums(self, counts: Tensors) -> Tensors:
         """Nothing: the sums are known."""
-        self._counts = [*counts.values()]
+        self._whole |= counts
+        n = next(iter(counts.values()))
+        for mean, *_ in self._state.powers:
+            self._whole[mean] = mean_of(n, counts[mean])
         return {}
 
     def squares(self, sums: Tensors) -> Tensors:
-        """Powers about the means of all ranks."""
-        return _by_place(self._parts.squares(means_of(self._counts, len(self._parts.means))))
+        """Powers about the means of all rows."""
+        squares: dict[str, Tensor] = {}
+        for mean, *powers in self._state.powers:
+            own = (self._held[name] for name in (mean, *powers))
+            squares |= zip(powers, powers_about(self._whole[mean], self._n, *own), strict=True)
+        return squares
 
     def result(self, squares: Tensors) -> Any:
-        """The state of the rows of all ranks."""
-        largest = [*self._largest.values()]
-        return self._state.with_parts(self._parts.whole(self._counts, [*squares.values()], largest))
-
-
-def _by_place(tensors: Sequence[Tensor]) -> Tensors:
-    return {str(i): tensor for i, tensor in enumerate(tensors)}
-
-
-def _summed(terms: Sequence[Tensor]) -> Tensor:
-    return sum(terms[1:], terms[0])
+        """The state of all rows."""
+        whole = {**self._whole, **squares}
+        dtypes = {name: getattr(self._state, name).dtype for name in whole}
+        return replace(self._state, **{name: each.to(dtypes[name]) for name, each in whole.items()})
 
 
 def mean_of(n: Tensor, sums: Tensor) -> Tensor:

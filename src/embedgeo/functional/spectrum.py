@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import (
-    Parts,
     PooledState,
-    pool,
     ratio,
     without_rounding,
 )
@@ -443,6 +441,9 @@ class AnisotropyBatches(PooledState):
     pending: Tensor  # the rows seen since, shape (m, d)
     size: int  # rows in a batch
 
+    powers = (("mean", "m2"),)
+    not_pooled = ("pending",)
+
     @classmethod
     def of_size(cls, dim: int, size: int) -> "AnisotropyBatches":
         """The state before any rows."""
@@ -455,13 +456,12 @@ class AnisotropyBatches(PooledState):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        parts = [self.parts()]
+        batches = replace(self, pending=rows[num_whole * self.size :].clone())
         for batch in rows.split(self.size)[:num_whole]:
             value = anisotropy(batch).to(self.mean)
-            one, zero = torch.ones_like(value), torch.zeros_like(value)
-            parts.append(Parts(one, (value,), ((zero,),)))
-        pending = rows[num_whole * self.size :].clone()
-        return replace(self, pending=pending).with_parts(pool(parts))
+            one = replace(self, n=torch.ones_like(value), mean=value, m2=torch.zeros_like(value))
+            batches = PooledState.merge(batches, one)
+        return batches
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
@@ -471,15 +471,6 @@ class AnisotropyBatches(PooledState):
         """Bytes with the rows that do not fill a batch."""
         moments = self.n.nbytes + self.mean.nbytes + self.m2.nbytes
         return moments + num_rows % self.size * self.pending.shape[1] * self.pending.itemsize
-
-    def parts(self) -> Parts:
-        """The moments of the batches, none of which spans two ranks."""
-        return Parts(self.n, (self.mean,), ((self.m2,),))
-
-    def with_parts(self, parts: Parts) -> "AnisotropyBatches":
-        """These moments, and the rows that are pending here."""
-        (mean,), ((m2,),) = parts.means, parts.powers
-        return replace(self, n=parts.n, mean=mean, m2=m2)
 
 
 def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:

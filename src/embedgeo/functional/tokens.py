@@ -14,10 +14,8 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.moments import (
-    Parts,
     PooledState,
     chunk_length,
-    pool,
     powers_about,
     ratio,
     row_chunks,
@@ -39,6 +37,17 @@ REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless
 others are given.
 """
+
+
+@dataclass(eq=False)
+class _TypeMoments(PooledState):
+    """The moments of some token types of a `TokenTable`."""
+
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    powers = (("mean", "m2"),)
 
 
 @dataclass(eq=False)
@@ -87,12 +96,11 @@ class TokenTable(State):
         whole = TokenTable(token_ids=types, **states)
         for chunk in row_chunks(other.mean):
             at = place[chunk]
-            n, mean, m2 = (each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2))
-            further = Parts(other.n[chunk], (other.mean[chunk],), ((other.m2[chunk],),))
-            n, (mean,), ((m2,),), *_ = pool([Parts(n, (mean,), ((m2,),)), further])
-            whole.n.index_copy_(0, at, n)
-            whole.mean.index_copy_(0, at, mean)
-            whole.m2.index_copy_(0, at, m2)
+            held = (each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2))
+            further = _TypeMoments(other.n[chunk], other.mean[chunk], other.m2[chunk])
+            merged = _TypeMoments(*held).merge(further)
+            for name, of_types in merged.tensors().items():
+                getattr(whole, name).index_copy_(0, at, of_types)
         for name in ("sequences", "sequence_n2", "sequence_m2"):
             getattr(whole, name).index_add_(0, place, getattr(other, name))
         return whole
