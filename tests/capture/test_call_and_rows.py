@@ -395,11 +395,12 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
         lambda ids: ids.T,
         lambda ids: nn.functional.pad(ids, (0, 2)),
         lambda ids: nn.functional.pad(ids, (1, 0)).T,
+        lambda ids: ids[[3, 0, 1, 2]],
     ],
 )
 def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change):
     ids = torch.arange(16).view(4, 4)
-    with pytest.raises(ValueError, match=r"of shape \(4, 4\); the model turns them, pads them"):
+    with pytest.raises(ValueError, match=r"of shape \(4, 4\); the model turns, sorts or pads them"):
         measured(Small(change=change), ids)
     assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
 

@@ -384,14 +384,16 @@ def _require_ids_of_call(ids: Tensor, arguments: Sequence[Tensor]) -> None:
     """Raise ValueError if a table is called with the token ids of a call in another order, or with
     others around them.
     """
-    is_square = ids.shape[0] == ids.shape[1]  # then the shape does not tell the order
-    if any(each.shape == ids.shape and (not is_square or each.equal(ids)) for each in arguments):
+    arguments = [each.to(ids) for each in arguments]
+    if any(map(ids.equal, arguments)):
         return
+    texts = ids.unique(dim=0)
     for given in arguments:
-        if _has_inside(ids, given) or _has_inside(ids.T, given):
+        is_sorted = given.shape == ids.shape and given.unique(dim=0).equal(texts)
+        if is_sorted or _has_inside(ids, given) or _has_inside(ids.T, given):
             raise ValueError(
                 "the embedding table must be called with the token ids that the model is given, of "
-                f"shape {tuple(given.shape)}; the model turns them, pads them or adds a prompt, "
+                f"shape {tuple(given.shape)}; the model turns, sorts or pads them or adds a prompt, "
                 f"{tuple(ids.shape)}. Give texts of a length that it does not pad, or measure a "
                 "model that keeps them as they are."
             )
