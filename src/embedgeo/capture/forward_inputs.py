@@ -394,8 +394,8 @@ def _require_ids_of_call(ids: Tensor, arguments: Sequence[Tensor]) -> None:
             raise ValueError(
                 "the embedding table must be called with the token ids that the model is given, of "
                 f"shape {tuple(given.shape)}; the model turns, sorts or pads them or adds a "
-                f"prompt, {tuple(ids.shape)}. Give texts of a length that it does not pad, or measure a "
-                "model that keeps them as they are."
+                f"prompt, {tuple(ids.shape)}. Give texts of a length that it does not pad, or "
+                "measure a model that keeps them as they are."
             )
 
 
