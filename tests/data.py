@@ -146,4 +146,4 @@ def pool_words(
     `find_words`.
     """
     words = find_words(hidden.device, word_ids, sequence_ids, **options)
-    return words.means(hidden), words.ids.token_ids, words.ids.sequence_ids
+    return words.rows(hidden), words.ids.token_ids, words.ids.sequence_ids

@@ -91,7 +91,6 @@ def report(
     out: Path | None = None,
     metrics: list[str] | tuple[()] = (),
     reference: list[str] | tuple[()] = (),
-    layers: int = 4,
 ) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
@@ -105,8 +104,6 @@ def report(
             of their means over blocks stands behind those of these runs, in figures of their own,
             at equal tokens where all know them, else at equal steps. They must be measured on the
             same text, with the same rows and settings.
-        layers: at how many layers, at most, token types and spectra are drawn, evenly spaced over
-            the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa & Shimodaira 2025.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -115,7 +112,7 @@ def report(
     if metrics and not chosen:
         raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
-    print(write_report(folders, out, chosen, earlier, layers))
+    print(write_report(folders, out, chosen, earlier))
 
 
 def examples(name: str | None = None) -> None:

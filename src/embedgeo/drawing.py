@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -85,12 +85,6 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "embedgeo",
     "svg.fonttype": "none",
 }
-_TEXTS = (
-    *(name for name in mpl.rcParamsDefault if name.startswith(("font.", "mathtext."))),
-    *("axes.titlesize", "axes.labelsize", "axes.titleweight", "axes.labelweight"),
-    *("legend.fontsize", "xtick.labelsize", "ytick.labelsize"),
-)
-"""Settings of texts, which are the session's in figures that are asked for one by one."""
 
 
 class Lines(NamedTuple):
@@ -133,27 +127,11 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure that pyplot does not know, below a title and a subtitle: a notebook shows it once.
-
-    It has no axes yet, and is so many times as wide as most; what it gets is laid out below its
-    title when it is drawn.
-    """
-
-    def __init__(self, title: str, subtitle: str = "", width: float = 1) -> None:
-        usual_width, height = mpl.rcParams["figure.figsize"]
-        super().__init__(figsize=(width * usual_width, height), layout="constrained")
-        FigureCanvasAgg(self)
-        self.subtitle = subtitle
-        rows = textwrap.wrap(subtitle, _letters(self))
-        left = 0.1 / self.get_figwidth()
-        shown = self.suptitle(title + "\n" * len(rows), x=left, ha="left")
-        look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
-        below: dict[str, Any] = {"xycoords": shown, "va": "bottom", "in_layout": False}
-        self.add_artist(Annotation("\n".join(rows), (0, 0), **below, **look))
+    """A figure that pyplot does not know and a notebook shows."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        FigureCanvasAgg(self).print_png(buffer)
+        self.savefig(buffer)
         return buffer.getvalue()
 
 
@@ -173,13 +151,6 @@ def style(changes: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
         yield
 
 
-def session_texts() -> dict[str, Any]:
-    """The session's settings of texts that differ from matplotlib's defaults."""
-    parameters: Any = mpl.rcParams
-    usual: Any = mpl.rcParamsDefault
-    return {name: parameters[name] for name in _TEXTS if parameters[name] != usual[name]}
-
-
 @contextmanager
 def resized(width: float, height: float) -> Iterator[None]:
     """Figures are as wide and high, in inches."""
@@ -190,11 +161,21 @@ def resized(width: float, height: float) -> Iterator[None]:
 def new_figure(
     title: str, subtitle: str = "", *, panels: int = 1, ax: Axes | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side; somebody else's axes get the title and the look instead."""
+    """A figure with axes side by side below a title and a subtitle; somebody else's axes get the
+    title and the look instead.
+    """
     if ax is None:
-        figure: Any = Picture(title, subtitle, 1 if panels == 1 else 0.8 * panels)
-        return figure, list(figure.subplots(1, panels, squeeze=False)[0])
-    figure = ax.figure
+        width, height = mpl.rcParams["figure.figsize"]
+        width *= 1 if panels == 1 else 0.8 * panels
+        own = Picture((width, height), layout="constrained")
+        rows = textwrap.wrap(subtitle, _letters(own))
+        # constrained layout leaves room for lines of the title, before which the subtitle stands
+        shown = own.suptitle(title + "\n" * len(rows), x=0.1 / width, ha="left")
+        below: dict[str, Any] = {"xycoords": shown, "va": "bottom", "in_layout": False}
+        look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
+        own.add_artist(Annotation("\n".join(rows), (0, 0), **below, **look))
+        return own, list(own.subplots(1, panels, squeeze=False)[0])
+    figure: Any = ax.figure
     ax.set_facecolor("white")  # lines are black, on any ground
     ax.set_axisbelow(True)
     ax.grid(visible=True, color=mpl.rcParams["grid.color"], lw=mpl.rcParams["grid.linewidth"])

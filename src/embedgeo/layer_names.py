@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import product, takewhile
+from itertools import takewhile
 
 from embedgeo.formatting import printable
 
@@ -80,12 +80,11 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     most = min((len(parts) for parts in modules), default=1) - 1
     head = len(_common(modules)[:most])
     tail = len(_common([parts[::-1] for parts in modules])[: most - head])
-    for right, keeps_end in product((tail, 0), (True, False)):
-        labels = [_label(layer, plain[layer], head, right, keeps_end) for layer in layers]
+    for right in (tail, 0):
+        labels = [_label(layer, plain[layer], head, right) for layer in layers]
         if len(set(labels)) == len(plain):
-            return labels, ".".join(
-                [*modules[0][:head], "*", *modules[0][-right:]]
-            ) if right else ""
+            parts = [*modules[0][:head], "*", *modules[0][-right:]] if right else []
+            return labels, ".".join(parts)
     return [f"#{i}" if layer else "" for i, layer in enumerate(layers)], ""
 
 
@@ -97,14 +96,12 @@ def _common(names: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> str:
+def _label(layer: str, plain: str, left: int, right: int) -> str:
     match = _LAYER.fullmatch(layer)
     if match is None:
         parts = plain.split(".")
         label = ".".join(parts[left : len(parts) - right])
-        if len(label) <= _LONGEST:
-            return label
-        return f"…{label[1 - _LONGEST :]}" if keeps_end else f"{label[: _LONGEST - 1]}…"
+        return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:
         name = f"h{int(match[4])}" if match[4] else str(int(match[3]))

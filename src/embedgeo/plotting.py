@@ -35,18 +35,11 @@ _OF_METRIC = {
     "profile": figures.profile,
     "heatmap": figures.heatmap,
 }
-_OPTIONS = {  # that other kinds do not have
-    **dict.fromkeys(_OF_METRIC, ("metric",)),
-    "composition": ("by",),
-    "tokens": ("layer", "layers"),
-    "spectrum": (),
-}
-_USUAL = {"metric": "", "by": "layer", "layer": None, "layers": 4}
 _NEEDS = {
     "composition": "M and V, as EmbeddingMoments has them",
     "tokens": (
-        "a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), "
-        "or a folder with tokens/ (--token-tables true, token_tables=True)"
+        "a table of token types: a Geometry with TokenMoments and token ids, or a folder with "
+        "tokens/ (--token-tables true, token_tables=True)"
     ),
     "spectrum": (
         "all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
@@ -60,13 +53,9 @@ def plot(
     kind: Kind,
     metric: str = "",
     *,
-    by: Literal["layer", "step"] = "layer",
+    by: figures.By = "layer",
     layer: str | None = None,
-    layers: int = 4,
     ax: Axes | None = None,
-    title: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    compact: bool = False,
     run: str | None = None,
 ) -> Figure:
     """Draw one figure of one run.
@@ -82,8 +71,8 @@ def plot(
     - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
       the last step, or ``by="step"``, averaged over blocks.
     - ``"tokens"``: V against M at the last step, a point for each token type, with the
-      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with
-      tables of token types, or such a table.
+      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, or a folder with
+      tables of token types.
     - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
       Gaussian rows: a line for each layer at the last step.
 
@@ -93,66 +82,37 @@ def plot(
         metric: the key of the metric that is drawn, of the first three kinds.
         by: of composition, what stands side by side.
         layer: of tokens, the only layer to draw. Token types without it are drawn
-            at several layers; in given axes at the last block.
-        layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
-            are 0, 3, 6, 9 and 12).
-        ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
-            ``matplotlib.rcParams``.
-        title: in place of the figure's own; ``""`` leaves it out.
-        figsize: width and height of a new figure, in inches. Texts have 9.5 points and their
-            family, unless ``rcParams`` have other than matplotlib's defaults.
-        compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless
-            ``figsize`` says otherwise, with texts of 7 points.
+            at four layers; in given axes at the last block.
+        ax: axes to draw into; default: a new figure in the report's look. Texts in given axes have
+            the fonts and sizes of ``matplotlib.rcParams``.
         run: which run, where there are several: its name, or that of its model.
 
     Returns:
         The figure.
 
     Raises:
-        TypeError: ``results``, ``ax`` or ``title`` is something else.
-        ValueError: there is no such kind, or it has no such option; what it shows was not
-            measured, or of several runs; ``figsize`` or ``compact`` with ``ax``.
+        TypeError: ``results`` is something else.
+        ValueError: there is no such kind; what it shows was not measured, or of several runs.
         FileNotFoundError: there is no such folder.
     """
-    _require_known("kind", kind, [*_OPTIONS])
-    options = {"metric": metric, "by": by, "layer": layer, "layers": layers}
-    for option, value in options.items():
-        if value != _USUAL[option] and option not in _OPTIONS[kind]:
-            raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
-    if ax is not None and not isinstance(ax, Axes):
-        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
+    _require_known("kind", kind, [*_OF_METRIC, *_NEEDS])
     _require_known("by", by, ["layer", "step"])
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
     tables = "tokens" if has_types else "spectra" if kind == "spectrum" else ""
     chosen = _chosen_run(_runs(results, tables), run)
-    if ax is not None and (compact or figsize is not None):
-        raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
     if ax is not None:
         with mpl.rc_context({"text.parse_math": False}):
-            drawn = _draw(chosen, kind, options, ax)
-        if title is not None:
-            ax.set_title(title, loc="left", parse_math=False)
-        return drawn.figure
-    size = figsize or ((3.25, 2.5) if compact else None)
-    look: dict[str, Any] = {"font.size": 7.0} if compact else {}
-    look |= drawing.session_texts()
-    if size is not None:
-        look["figure.figsize"] = list(size)
-    with drawing.style(look):
-        figure = _draw(chosen, kind, options, None).figure
-        if title is not None:
-            shown = figure.texts[0]
-            shown.set_text(title + "\n" * shown.get_text().count("\n"))
-        if size is not None:  # of several panels, too
-            figure.set_size_inches(size)
+            return _draw(chosen, kind, metric, by, layer, ax).figure
+    with drawing.style():
+        figure = _draw(chosen, kind, metric, by, layer, None).figure
         figure.draw_without_rendering()  # the ticks are made now, in this look
     return figure
 
 
-def _draw(run: Run, kind: Kind, options: Mapping[str, Any], ax: Axes | None) -> FigureData:
-    metric, measured = options["metric"], listed(in_order(run.metrics), 50)
+def _draw(
+    run: Run, kind: Kind, metric: str, by: figures.By, layer: str | None, ax: Axes | None
+) -> FigureData:
+    measured = listed(in_order(run.metrics), 50)
     if kind in _OF_METRIC:
         if metric not in run.values:
             raise ValueError(
@@ -161,12 +121,12 @@ def _draw(run: Run, kind: Kind, options: Mapping[str, Any], ax: Axes | None) -> 
             )
         return _OF_METRIC[kind](with_baseline(run, metric), metric, ax)
     if kind == "composition" and figures.has_composition(run):
-        return figures.composition(run, options["by"], ax)
+        return figures.composition(run, by, ax)
     if kind == "spectrum" and (spectrum := read_spectrum(run)):
         return spectra_figure(run, *spectrum, ax)
     if kind == "tokens" and (types := types_of(run)):
-        present, layer = run.layers_in(types[1]), options["layer"]
-        layers = run.layers_to_draw(types[1], options["layers"])
+        present = run.layers_in(types[1])
+        layers = run.layers_to_draw(types[1])
         if layer is not None:
             _require_known("layer", layer, present)
             layers = [layer]
@@ -216,22 +176,10 @@ def _runs(results: Results, tables: str) -> list[Run]:
             made = {kind: each for kind, each in results.layer_tables().items() if kind == tables}
         results = results.records()
     if isinstance(results, pd.DataFrame):
-        return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
+        return runs_of_records(results)
     records = getattr(results, "history", results)
     if not isinstance(records, Sequence) or not all(
         isinstance(record, Mapping) for record in records
     ):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
     return runs_of_records(pd.DataFrame(list(records)), **made) if len(records) else []
-
-
-def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
-    missing = [column for column in ("n", "Q", "M", "V") if column not in table]
-    if missing:
-        raise ValueError(
-            f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing."
-        )
-    table = table if "layer" in table else table.assign(layer="all rows")
-    counts = table.groupby("layer", sort=False)["n"].sum()
-    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
-    return runs_of_records(records, tokens=table)

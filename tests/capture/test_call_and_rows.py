@@ -3,9 +3,12 @@ they are given, against their own states.
 """
 
 from collections import namedtuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
+import transformers as hf
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
@@ -300,26 +303,90 @@ class Whole(Small):
     """Takes its batch as one argument."""
 
     def forward(self, batch):
-        return super().forward(batch["ids"])
+        return super().forward(batch["ids"] if isinstance(batch, dict) else batch.ids)
 
 
-def test_the_mask_of_a_batch_that_is_one_argument_is_read():
+class NamedBatch(NamedTuple):
+    ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+@dataclass
+class DataBatch:
+    ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [dict, NamedBatch, DataBatch])
+def test_the_mask_of_a_batch_that_is_one_argument_is_read(kind):
     ids = torch.arange(12).view(3, 4)
-    values = measured(Whole(), {"ids": ids, "attention_mask": ids > 5})
+    values = measured(Whole(), kind(ids=ids, attention_mask=ids > 5))
     assert values["block.01"]["n"] == 6
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4)])
-@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
-def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape):
-    class Masked(Small):
-        def forward(self, ids, **masks):
-            return super().forward(ids)
+def test_rows_of_images_are_not_those_of_as_many_tokens():
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**shape, "intermediate_size": 16, "vocab_size": 30, "max_position_embeddings": 16}
+    image = {**shape, "intermediate_size": 16, "image_size": 16, "patch_size": 4}
+    model = hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=image)).eval()
+    ids = torch.randint(30, (2, 16))
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(16) < 9).expand(2, 16).long()}
+    batch["pixel_values"] = torch.randn(2, 3, 16, 16)
+    assert measured(model, **batch)["block.01"]["n"] == 18
+    for layers in "vision_model.encoder.layers.0", "vision_model.*.mlp":
+        with pytest.raises(ValueError, match="beside the blocks of the text"):
+            measured(model, **batch, layers=layers)
+    values = measured(model, **batch, layers=lambda whole: whole.vision_model)
+    assert values["block.01"]["n"] == 32
 
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_norm_of_pooled_rows_is_left_out(tokens):
+    class Pooled(Small):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x):
+            x = self.word(x) if tokens else x
+            for layer in self.layers:
+                x = layer(x)
+            return self.norm(x.mean(1))
+
+    x = torch.arange(12).view(3, 4) if tokens else torch.randn(3, 4, 8)
+    with pytest.warns(UserWarning, match="'final_norm' is of pooled rows"):
+        values = measured(Pooled(), x)
+    assert [each["n"] for each in values.values()] == [12] * 3
+
+
+class Masked(Small):
+    """Takes token ids or embeddings, and masks."""
+
+    def forward(self, x, **masks):
+        if not x.is_floating_point():
+            return super().forward(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4), (3, 1, 4, 4), (3, 4, 4)])
+@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
+def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded):
     ids = torch.arange(12).view(3, 4)
+    x = torch.randn(3, 4, 8) if is_embedded else ids
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    pairs = keep[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()
+    mask = (keep if shape.count(4) == 1 else pairs).view(shape)
+    if name == "mask" and mask.ndim > 2 and shape.count(4) == 2:  # whose queries tell it
+        assert measured(Masked(), x, mask=mask)["block.01"]["n"] == 9
+        return
     with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
-        measured(Masked(), ids, **{name: (ids > 5).view(shape)})
-    assert measured(Masked(), ids, loss_mask=ids > 5)["block.01"]["n"] == 12
+        measured(Masked(), x, **{name: mask})
+    causal = torch.ones(3, 1, 4, 4, dtype=torch.bool).tril()
+    values = measured(Masked(), x, loss_mask=ids > 5, causal_mask=causal, attn_mask=causal)
+    assert values["block.01"]["n"] == 12
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,18 @@ from tests.report.synthetic import make_models
 
 METRIC = "M_over_Q"
 IN_AXES = {  # what the report draws of a run, and how it is asked for here
-    "dynamics": (
-        lambda run: figures.dynamics(run, METRIC),
-        partial(plot, kind="dynamics", metric=METRIC),
-    ),
-    "profile": (
-        lambda run: figures.profile(run, METRIC),
-        partial(plot, kind="profile", metric=METRIC),
-    ),
-    "heatmap": (
-        lambda run: figures.heatmap(run, METRIC),
-        partial(plot, kind="heatmap", metric=METRIC),
-    ),
-    "by layer": (partial(figures.composition, by="layer"), partial(plot, kind="composition")),
+    **{
+        kind: (partial(draw, metric=METRIC), {"kind": kind, "metric": METRIC})
+        for kind, draw in (
+            ("dynamics", figures.dynamics),
+            ("profile", figures.profile),
+            ("heatmap", figures.heatmap),
+        )
+    },
+    "by layer": (partial(figures.composition, by="layer"), {"kind": "composition"}),
     "spectra": (
         lambda run: variance.spectra_figure(run, *variance.read_spectrum(run)),
-        partial(plot, kind="spectrum"),
+        {"kind": "spectrum"},
     ),
 }
 
@@ -72,34 +68,29 @@ def require_same(one: Figure, other: Figure) -> None:
 def test_figures_are_those_of_the_report_also_in_given_axes(
     sweep: Path, run: Run, ax: Axes, kind: str
 ) -> None:
-    of_report, draw = IN_AXES[kind]
+    of_report, options = IN_AXES[kind]
     with style():
         expected = of_report(run).figure
-    found = draw(sweep)
+    found = plot(sweep, **options)
     require_same(found, expected)
     assert words(found) == words(expected)
     before = mpl.rcParams.copy()
-    assert draw(sweep, ax=ax) is ax.figure
+    assert plot(sweep, **options, ax=ax) is ax.figure
     assert mpl.rcParams == before
     assert len(ax.figure.axes) == len(expected.axes)  # of which the second is the colour bar
     assert ax.get_title("left").startswith(words(expected)[0])
     for mine, theirs in zip(ax.lines, expected.axes[0].lines, strict=True):
         np.testing.assert_equal(mine.get_xydata(), theirs.get_xydata())
-    named = [text.get_text() for box in expected.legends for text in box.get_texts()]
-    assert named == ([text.get_text() for text in ax.get_legend().get_texts()] if named else [])
-
-
-def history(sweep: Path) -> list[dict]:
-    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
-    return load_results(sweep)[columns].to_dict("records")
 
 
 def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
-    records = history(sweep)
-    expected = plot(sweep, "dynamics", METRIC)
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    table = load_results(sweep).query("metric in ['n', 'Q', 'M', @METRIC]")
+    records = table[columns].to_dict("records")
+    expected = plot(sweep, "profile", METRIC)
     assert "Gaussian rows" in [line.get_label() for line in expected.axes[0].lines]
-    for results in (str(sweep), load_results(sweep), records, SimpleNamespace(history=records)):
-        require_same(plot(results, "dynamics", METRIC), expected)
+    for results in (str(sweep), table, records, SimpleNamespace(history=records)):
+        require_same(plot(results, "profile", METRIC), expected)
 
 
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(

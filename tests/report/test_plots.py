@@ -18,12 +18,6 @@ def numbers(page):
     return json.loads(found[1])
 
 
-def table(found, place):
-    if isinstance(place, int):
-        return np.array(found["shared"][place], dtype=float)
-    return np.array(found["shared"][int(place.removesuffix("T"))], dtype=float).T
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "index"), [("M-dynamics", "layer", "step"), ("M-profile", "step", "layer")]
 )
@@ -36,7 +30,7 @@ def test_they_are_those_of_the_csv_to_four_digits_and_there_once(page, name, kin
     (lines,) = [each for each in of_figure if each["kind"] == kind]
     names, at = (found["shared"][lines[place]] for place in ("names", "at"))
     assert list(expected.index) == at
-    values = dict(zip(names, table(found, lines["values"]), strict=True))
+    values = dict(zip(names, np.array(found["shared"][lines["values"]], float), strict=True))
     assert len(values) > 2
     for column, of_line in values.items():
         of_csv = expected[column.removeprefix("step ").replace(",", "")]

@@ -51,10 +51,9 @@ def monitored(folder: Path) -> Path:
 
 def events(folder: Path) -> Path:
     (folder / "runs").mkdir()
+    every = step_records(swept(folder / "aside"))
     for step in (0, 8):
-        records = [
-            record for record in step_records(swept(folder / "aside")) if record["step"] == step
-        ]
+        records = [record for record in every if record["step"] == step]
         write_events(folder / "runs" / f"events.out.tfevents.{step}", step, records)
     return folder / "runs"
 
@@ -83,6 +82,15 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
     for _, run in table.groupby("run"):
         of_run = run.set_index(at)["value"]
         np.testing.assert_allclose(of_run, values[of_run.index], rtol=1e-6)
+    means = table[table["layer"] == "mean"].set_index(["run", "step", "metric"])
+    blocks = table[table["layer"].str.startswith("block.")]
+    expected = blocks.groupby(["run", "step", "metric"])["value"].mean()
+    pd.testing.assert_series_equal(means["value"].sort_index(), expected)
+    assert set(means["layer_index"]) == {-1}
+    assert means["stderr"].isna().all()
+    assert [run.layers for run in runs_of_records(table)] == [
+        ["embed", "block.00", "block.01", "final_norm"]
+    ] * len(names[kind])
     if kind == "events":  # which have neither
         assert not table["width"].any()
         assert table["stderr"].isna().all()
@@ -97,20 +105,6 @@ def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(found, expected)
     assert table.groupby("step")["duplicate_of"].first().tolist() == ["", "step0", ""]
     assert table[table["layer"] == "model"]["layer_index"].tolist() == [-1, -1, -1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_means_over_blocks_are_records(tmp_path: Path, kind: str) -> None:
-    table = load_results(KINDS[kind](tmp_path))
-    means = table[table["layer"] == "mean"].set_index(["run", "step", "metric"])
-    blocks = table[table["layer"].str.startswith("block.")]
-    expected = blocks.groupby(["run", "step", "metric"])["value"].mean()
-    pd.testing.assert_series_equal(means["value"].sort_index(), expected)
-    assert set(means["layer_index"]) == {-1}
-    assert means["stderr"].isna().all()
-    assert [run.layers for run in runs_of_records(table)] == [
-        ["embed", "block.00", "block.01", "final_norm"]
-    ] * len(table["run"].unique())
 
 
 def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path: Path) -> None:

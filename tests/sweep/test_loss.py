@@ -36,16 +36,16 @@ def test_the_loss_is_the_models_own():
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
-def test_the_loss_of_more_token_types_and_positions_than_are_worked_on_at_a_time(kind):
+def test_the_loss_of_more_positions_than_are_worked_on_at_a_time(kind):
     torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": 5000, "max_position_embeddings": 1200}
+    sizes = {**SIZES, "vocab_size": 300, "max_position_embeddings": 200}
     made = (
         BertForMaskedLM(BertConfig(**sizes))
         if kind == "bert"
         else GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
     ).eval()
-    ids = torch.randint(5, 5000, (3, 1200))
-    mask = torch.arange(1200) < torch.tensor([1200, 3, 700])[:, None]
+    ids = torch.randint(5, 300, (3, 200))
+    mask = torch.arange(200) < torch.tensor([200, 3, 150])[:, None]
     masked = mask & (ids % 3 > 0) if kind == "bert" else None
     given = ids if masked is None else ids.masked_fill(masked, 4)
     with torch.inference_mode():

@@ -44,7 +44,6 @@ def observed(folder, make, rows="tokens"):
     }
 
 
-FULL = {"metrics": "embedgeo.full_metrics", "rows": "last"}
 SOME = {
     "rows": "first",
     "count_range": [2, 9],
@@ -55,19 +54,11 @@ SOME = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "make"),
-    [
-        (FULL, embedgeo.full_metrics),
-        (SOME, partial(embedgeo.default_metrics, **{k: SOME[k] for k in SOME if k != "rows"})),
-    ],
-    ids=["full", "options"],
-)
-def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
+def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
-    assert sweep(str(tmp_path / "run"), **options, **asked) == 0
-    expected = observed(tmp_path / "run" / "step1", make, asked["rows"])
+    assert sweep(str(tmp_path / "run"), **options, **SOME) == 0
+    make = partial(embedgeo.default_metrics, **{k: SOME[k] for k in SOME if k != "rows"})
+    expected = observed(tmp_path / "run" / "step1", make, SOME["rows"])
     assert numbers(options["out"], "step1") == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 

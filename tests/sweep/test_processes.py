@@ -18,7 +18,7 @@ from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
 ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "spectra")
-NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for more
+NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "2"))  # `make soak` asks for more
 
 
 @pytest.fixture

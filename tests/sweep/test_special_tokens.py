@@ -95,7 +95,6 @@ def values(frame):
     [
         ({}, 1, "<|endoftext|>, no row"),
         ({"count_special": True}, 0, "<|endoftext|>, a row"),
-        ({"skip_first_positions": 3}, 3, "<|endoftext|>, no row"),
         ({"special_tokens": "document"}, 0, "nothing, where the tokenizer puts <|endoftext|>"),
     ],
 )

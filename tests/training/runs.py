@@ -209,10 +209,6 @@ def raises_in(place, error):
                 raise error("in the middle of an epoch")
             return super().training_step(batch, batch_idx)
 
-        def on_before_optimizer_step(self, optimizer):
-            if (place, self.global_step) == ("on_before_optimizer_step", 2):
-                raise error("in the middle of an epoch")
-
         def on_after_backward(self):
             if (place, self.global_step) == ("on_after_backward", 2):
                 raise error("in the middle of an epoch")

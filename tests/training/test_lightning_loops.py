@@ -49,7 +49,6 @@ BATCH = 4 * 12
             {0: 2, 3: 2},
         ),
         (TinyLM, {"max_epochs": 1, "data": stream()}, {0: 1, 3: 1, 6: 1, 9: 1, 12: 1, 15: 1}),
-        (TinyLM, {"fast_dev_run": 4}, {0: 1, 3: 1}),
         (TinyLM, {"barebones": True, "log_every_n_steps": None, "max_steps": 4}, {0: 1, 3: 1}),
         (lambda: Manual(accumulate=2), {"max_steps": 4}, {0: 2, 3: 2}),
         (lambda: Manual(optimizers=2), {"max_steps": 14}, {0: 1, 4: 1, 6: 1, 10: 1, 12: 1}),
@@ -152,21 +151,19 @@ class Evaluated(ValidatedLM):
         self.hooks_seen = hooks(self)
         return self.model(**batch).logits.mean()
 
-    test_step = predict_step = validation_step
+    predict_step = validation_step
 
 
-@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, stage):
+def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path):
     monitor = GeometryMonitor(1, on_error="raise")
     run, module = trainer(tmp_path, callbacks=[monitor]), Evaluated()
     given = module, loader(16, padding="left")
-    quiet = {} if stage == "predict" else {"verbose": False}
     with observe(module) as geometry:
-        getattr(run, stage)(*given, **quiet)
+        run.validate(*given, verbose=False)
     assert module.hooks_seen > 0
     assert monitor.history == []
     assert geometry.compute()["block.00"]["n"] == 16 * 9
-    getattr(run, stage)(*given, **quiet)
+    run.predict(*given)
     assert module.hooks_seen == 0
 
 

@@ -148,7 +148,6 @@ def test_random_states_are_restored_also_after_an_exception():
     [
         ("training_step", KeyboardInterrupt),
         ("on_after_backward", torch.OutOfMemoryError),
-        ("on_before_optimizer_step", UserError),
     ],
 )
 def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -159,7 +159,7 @@ class _RunningCall(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
-        batches = (each for each in given.values() if isinstance(each, Mapping))
+        batches = map(_fields, given.values())
         arguments = {str(name): each for batch in batches for name, each in batch.items()} | given
         integers = [
             each
@@ -175,9 +175,7 @@ class _RunningCall(NamedTuple):
         num_cached = _num_cached(arguments)
         tokens = token_ids if embeddings is None else embeddings
         shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
-        padding = _padding_of_call(
-            module, arguments, integers, shape, is_cached=num_cached is not None
-        )
+        padding = _padding_of_call(module, arguments, shape, is_cached=num_cached is not None)
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
@@ -190,6 +188,13 @@ class _RunningCall(NamedTuple):
             embeddings=embeddings,
             has_gradients=has_gradients(),
         )
+
+
+def _fields(batch: Any) -> Mapping[Any, Any]:
+    """What a batch that is one argument has by name: a dict, a named tuple or a dataclass."""
+    if is_dataclass(batch):
+        return vars(batch)
+    return batch if isinstance(batch, Mapping) else getattr(batch, "_asdict", dict)()
 
 
 def _tensor(arguments: Mapping[str, Any], name: str, ndim: int) -> Tensor | None:
@@ -219,7 +224,6 @@ def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
 def _padding_of_call(
     module: nn.Module,
     arguments: Mapping[str, Any],
-    integers: Sequence[Tensor],
     shape: torch.Size,
     *,
     is_cached: bool,
@@ -244,18 +248,36 @@ def _padding_of_call(
         if not isinstance(mask, Tensor) or mask.ndim not in (2, 3, 4):
             continue
         if name == "attention_mask" or any(
-            mask.shape == ids.shape or (mask.ndim > 2 and mask.shape[-1] == ids.shape[1])
-            for ids in integers
+            mask.shape == rows or (mask.ndim > 2 and mask.shape[-1] == rows[1])
+            for rows in _row_shapes(arguments, mask)
         ):
             return _read_mask(name, mask, shape, is_cached=is_cached)
     untold = _UNTOLD if maker in ("transformers", "torch") else _UNTOLD_BY_OTHERS
     for name in filter(untold.fullmatch, arguments.keys() - {*known}):
         mask = arguments[name]
-        of_others = [ids.shape for ids in integers if ids is not mask]
-        shapes = [(n, *[1] * more, length) for n, length in of_others for more in range(3)]
-        if isinstance(mask, Tensor) and mask.shape in shapes:
+        if isinstance(mask, Tensor) and _may_tell_padding(mask, _row_shapes(arguments, mask)):
             return _Padding(untold=f"{name} does not tell whether 1 is padding")
     return _Padding()
+
+
+def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
+    """(batch, positions) of the arguments that may be token ids or hidden states."""
+    others = (each for each in arguments.values() if isinstance(each, Tensor) and each is not mask)
+    return [
+        each.shape[:2]
+        for each in others
+        if each.ndim == (3 if each.is_floating_point() else 2) and each.dtype != torch.bool
+    ]
+
+
+def _may_tell_padding(mask: Tensor, row_shapes: Sequence[torch.Size]) -> bool:
+    """Tell whether a mask is of positions, or of pairs of positions that differ over sequences."""
+    for n, length in row_shapes:
+        if mask.shape in [(n, *[1] * more, length) for more in range(3)]:
+            return True
+        if mask.ndim > 2 and (len(mask), *mask.shape[-2:]) == (n, length, length):
+            return bool((mask != mask[:1]).any())
+    return False
 
 
 def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:
@@ -397,6 +419,7 @@ class ForwardPass:
     # by layer: reads the last call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
     has_rows: bool = False  # have been asked for
+    shape: torch.Size | None = None  # of the rows of the last block so far
 
 
 class ForwardInputs:
@@ -424,6 +447,9 @@ class ForwardInputs:
         )
         self.num_token_types = max(
             (getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62
+        )
+        self._other_towers = (
+            structure.other_towers(parts[0], self.tables) if len(parts) == 1 else set()
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self._attention = {each for part in parts for each in structure.torch_attention(part)}
@@ -706,6 +732,12 @@ class ForwardInputs:
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
+            if self.recorded and layer.calls[0].module in self._other_towers:
+                raise ValueError(
+                    f"layer {layer.name!r} must be of the tokens that the model is given; it is "
+                    "beside the blocks of the text, as those of images are. Measure that part "
+                    "alone: layers=lambda model: model.vision_model."
+                )
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
             found = {
                 name: self._of_batch(value, name)

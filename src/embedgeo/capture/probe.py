@@ -454,19 +454,25 @@ class Probe:
                 try:
                     state = self._inputs.aligned(layer, state)
                 except SeveralStreamsError as error:
-                    self._leave_out(layer, error)
+                    self._leave_out(
+                        layer,
+                        f"{error}: it is left out. Measure a module that makes one of them, or "
+                        "their mean, by layers= with a pattern of its name.",
+                    )
                     return
+            forward, shape = self._inputs.forward, state.shape[:-1]
+            if layer.place is not None:
+                forward.shape = shape
+            elif layer.name.endswith("final_norm") and shape != (forward.shape or shape):
+                self._leave_out(layer, "is of pooled rows, not of tokens: it is left out.")
+                return
             self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
 
-    def _leave_out(self, layer: Layer, why: Exception) -> None:
+    def _leave_out(self, layer: Layer, why: str) -> None:
         """Warn, once, that a layer is not measured while others are."""
         if layer.name not in self.left_out:
             self.left_out.add(layer.name)
-            warnings.warn(
-                f"Layer {layer.name!r} {why}: it is left out. Measure a module that makes one of "
-                "them, or their mean, by layers= with a pattern of its name.",
-                stacklevel=2,
-            )
+            warnings.warn(f"Layer {layer.name!r} {why}", stacklevel=2)
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

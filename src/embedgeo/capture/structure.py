@@ -270,6 +270,19 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     ]
 
 
+def other_towers(model: nn.Module, tables: Iterable[nn.Module]) -> set[nn.Module]:
+    """The modules of those parts of a model that have blocks of their own beside the part that has
+    the embedding tables and blocks: the images' beside the text's.
+    """
+    tables = {*tables}
+    parts = [module for module in model.modules() if find_stack(module)]
+    with_table = [part for part in parts if contains_any(part, tables)]
+    # the innermost, with what is inside of it
+    own = {*with_table[-1].modules()} if with_table else {*model.modules()}
+    others = (part for part in parts if part not in own and part not in with_table)
+    return {module for part in others for module in part.modules()}
+
+
 def torch_attention(submodel: nn.Module) -> Iterator[nn.Module]:
     """Torch's own layers and attention in the blocks, the outermost: they may be told of padding
     that no module around the blocks is.

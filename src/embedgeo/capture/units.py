@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.rows import BatchIds, RowIds, on_cpu, require_arithmetic
@@ -18,6 +17,7 @@ word.
 
 # of the polynomial in `spellings`: a multiplier of random number generators
 _BASE = 0x5851F42D4C957F2D
+_ROWS_AT_ONCE = 1 << 14  # that are copied in float64
 
 
 def require_row_unit(rows: str) -> None:
@@ -42,85 +42,61 @@ def require_word_ids(rows: str, word_ids: object) -> None:
         raise ValueError(f'word_ids go with rows="words"; got rows={rows!r}. Leave them out.')
 
 
-def one_text_a_row(
-    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, sequence_ids: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Put texts that are packed into one row of the batch, by ascending ``sequence_ids``, into rows
-    of their own, with padding behind that does not count; what is not packed stays as it is.
-    """
-    counts = sequence_ids.flatten().bincount()
-    if hidden.ndim != 3 or len(counts) <= len(hidden):
-        return hidden, token_ids, mask
-    lengths = counts.tolist()
-    mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device="cpu") if mask is None else mask
+class Units(NamedTuple):
+    """The texts or words of a batch that have a token that counts, by sequence and number."""
 
-    def padded(values: Tensor) -> Tensor:
-        return pad_sequence([*values.flatten(0, 1).split(lengths)], batch_first=True)
+    # of the tokens that count and are of a unit, among all tokens of the batch, shape (m,)
+    places: Tensor
+    units: Tensor | None  # the unit of each of these tokens, shape (m,); None: one each
+    num_tokens: Tensor  # number of these tokens in each unit, shape (n,)
+    ids: RowIds  # the units' types, None where there are neither token ids nor types, and sequences
 
-    return padded(hidden), None if token_ids is None else padded(token_ids), padded(mask)
+    def rows(self, hidden: Tensor) -> Tensor:
+        """The token of each unit, or the mean of its tokens, shape (n, d). Means are summed in
+        float64 and are float32 at least.
+        """
+        require_arithmetic(hidden)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        if self.units is None:
+            return rows[self.places]
+        total = rows.new_zeros(
+            len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device)
+        )
+        parts = self.units.split(_ROWS_AT_ONCE), self.places.split(_ROWS_AT_ONCE)
+        for units, places in zip(*parts, strict=True):
+            total.index_add_(0, units, rows[places].to(total.dtype))
+        return (total / self.num_tokens[:, None]).to(torch.promote_types(rows.dtype, torch.float32))
 
 
-def pool_tokens(
+def find_texts(
+    rows: Literal["mean", "first", "last"],
     hidden: Tensor,
+    sequence_ids: Tensor,
     token_ids: Tensor | None,
     mask: Tensor | None,
-    rows: Literal["tokens", "mean", "first", "last"],
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Reduce each sequence to one row of the tokens that count: their mean, or the first or last
-    of them.
-
-    Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask
-    become those of the sequences: no ids for means; a mask, False where no token counts,
-    or None. All is kept for ``"tokens"``. Ids and masks are best on the CPU: no device is then
-    waited for.
+) -> Units:
+    """Find the tokens of each sequence that count, whose mean is a row, or the first or last of
+    them. Sequence ids ascend; means have no token ids.
     """
-    if rows == "tokens":
-        return hidden, token_ids, mask
     if hidden.ndim != 3:
         raise ValueError(
             f"rows={rows!r} needs hidden states of shape (batch, positions, d); got "
             f"{tuple(hidden.shape)}. "
             'Leave the layer out, or take rows="tokens".'
         )
-    token_ids, mask = on_cpu(token_ids, mask)
-    counts = torch.ones(hidden.shape[:2], dtype=torch.bool, device="cpu") if mask is None else mask
-    some = counts.any(1)
-    kept = None if bool(some.all()) else some
-    if hidden.shape[1] == 0 and rows != "mean":
-        return hidden.new_zeros(len(hidden), hidden.shape[2]), None, kept
     if rows == "mean":
-        left_out = ~counts[..., None].to(hidden.device)
-        total = hidden.masked_fill(left_out, 0).sum(1, dtype=accumulator_dtype(hidden.device))
-        mean = total / counts.sum(1, keepdim=True).clamp(min=1).to(hidden.device)
-        return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
-    place = (
-        counts.int().argmax(1)
-        if rows == "first"
-        else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
+        return find_words(hidden.device, torch.zeros_like(sequence_ids), sequence_ids, mask=mask)
+    sequences, ids, marks = (
+        None if each is None else each.reshape(-1) for each in on_cpu(sequence_ids, token_ids, mask)
     )
-    sequence = torch.arange(len(hidden), device="cpu")
-    ids = None if token_ids is None else token_ids[sequence, place]
-    return hidden[sequence.to(hidden.device), place.to(hidden.device)], ids, kept
-
-
-class Words(NamedTuple):
-    """The words of a batch that have a token that counts, by sequence and number."""
-
-    # of the tokens that count and are of a word, among all tokens of the batch, shape (m,)
-    places: Tensor
-    words: Tensor  # the word of each of these tokens, shape (m,)
-    num_tokens: Tensor  # number of these tokens in each word, shape (n,)
-    ids: RowIds  # the words' types, None where there are neither token ids nor types, and sequences
-
-    def means(self, hidden: Tensor) -> Tensor:
-        """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least."""
-        require_arithmetic(hidden)
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        total = rows.new_zeros(
-            len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device)
-        )
-        total.index_add_(0, self.words, rows[self.places].to(total.dtype))
-        return (total / self.num_tokens[:, None]).to(torch.promote_types(rows.dtype, torch.float32))
+    assert sequences is not None
+    places = (torch.ones_like(sequences) if marks is None else marks).nonzero().flatten()
+    lengths = sequences[places].unique_consecutive(return_counts=True)[1]
+    ends = lengths.cumsum(0)
+    places = places[ends - lengths if rows == "first" else ends - 1]
+    ids = None if ids is None else ids[places].to(torch.int64)
+    ids_of_texts = RowIds.of(BatchIds(ids, sequences[places]))
+    return Units(places.to(hidden.device), None, torch.ones_like(places), ids_of_texts)
 
 
 def find_words(
@@ -131,7 +107,7 @@ def find_words(
     token_ids: Tensor | None = None,
     types: Tensor | None = None,
     mask: Tensor | None = None,
-) -> Words:
+) -> Units:
     """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix
     J.
 
@@ -163,7 +139,7 @@ def find_words(
             spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths]
         )[kept]
     ids_of_words = RowIds.of(BatchIds(type_of_word, sequence_of_word[kept]))
-    return Words(
+    return Units(
         place[counts].to(device), row.to(device), num_tokens[kept].to(device), ids_of_words
     )
 

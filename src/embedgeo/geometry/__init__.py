@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,9 @@ from embedgeo.capture.structure import (
 )
 from embedgeo.capture.units import (
     RowUnit,
-    Words,
+    Units,
+    find_texts,
     find_words,
-    one_text_a_row,
-    pool_tokens,
     require_row_unit,
     require_word_ids,
 )
@@ -609,23 +608,20 @@ class Geometry:
                 ),
             )
             metrics.update(hidden, ids)
-        elif unit == "words":
-            require_word_ids(unit, tokens.word_ids)
-            words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))
-            metrics.update(words.means(hidden), words.ids)
         else:
-            texts = one_text_a_row(
-                hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape)
-            )
-            pooled, token_ids, mask = pool_tokens(*texts, unit)
-            metrics.update(pooled, row_ids(pooled, token_ids, mask))
+            units = tokens.prepared_once(device, lambda: self._units(unit, hidden, tokens))
+            metrics.update(units.rows(hidden), units.ids)
 
-    def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
+    def _units(
+        self, unit: Literal["mean", "first", "last", "words"], hidden: Tensor, tokens: RowTokens
+    ) -> Units:
+        sequence_ids = self.inputs.sequence_ids(hidden.shape[:-1])
+        if unit != "words":
+            return find_texts(unit, hidden, sequence_ids, tokens.token_ids, tokens.mask)
+        require_word_ids(unit, tokens.word_ids)
         assert tokens.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
-        return find_words(
-            device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask
-        )
+        return find_words(hidden.device, tokens.word_ids, sequence_ids, **ids, mask=tokens.mask)
 
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
         make = self.make_metrics

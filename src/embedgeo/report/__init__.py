@@ -34,7 +34,6 @@ def write_report(
     out: Path | None = None,
     metrics: Sequence[str] = (),
     reference: Sequence[Path] = (),
-    layers: int = 4,
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned,
     from records only.
@@ -49,14 +48,11 @@ def write_report(
             history itself, have none.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
         reference: folders of earlier runs, whose range stands behind the means over blocks.
-        layers: at how many of them, at most, token types and spectra are drawn.
 
     Raises:
         ValueError: an option does not fit the runs; a reference was not measured like them.
         OSError: a folder is not there, or cannot be written.
     """
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     console = Console(stderr=True)
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
         what = "several folders" if len(dirs) > 1 else "a history itself"
@@ -84,7 +80,7 @@ def write_report(
         try:
             with replacing_contents(out, "report") as new, style():
                 writer = FigureWriter(new / "figures")
-                plan = page_plan(runs, writer, references, layers, metrics)
+                plan = page_plan(runs, writer, references, metrics)
                 drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)

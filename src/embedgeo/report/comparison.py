@@ -19,7 +19,7 @@ from embedgeo.drawing import (
 from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
-from embedgeo.report.figures import trend, with_errors
+from embedgeo.report.figures import with_errors
 from embedgeo.report.runs import Run, drawable
 
 Curves = dict[str, pd.Series]  # by the label of their run or model
@@ -103,17 +103,15 @@ def _comparison(
     if count > 1:
         legend(ax)
     numbers, bands = with_errors(values, errors)
-    text = _trends(values) + bands
+    text = _last_values(values) + bands
     return FigureData(f"{metric}-compared-{kind}", figure, numbers, "", text, [of_runs])
 
 
-def _trends(values: pd.DataFrame) -> str:
-    """Each of a few curves in words; of many, at which values they end."""
-    if len(values.columns) <= 3:
-        return " ".join(f"{label}: {trend(curve)}" for label, curve in values.items())
+def _last_values(values: pd.DataFrame) -> str:
+    """Between which values the curves end, in words."""
     last = values.ffill().iloc[-1].dropna()
     if last.empty:
-        return "undefined."
+        return "Undefined."
     return (
         f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} "
         f"({last.idxmax()})."

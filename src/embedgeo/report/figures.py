@@ -84,7 +84,6 @@ def _baseline_lines(values: pd.DataFrame) -> Lines:
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
-    run = run.where_measured(metric)
     shown, named = run.shown(metric), term(metric)
     tables = (shown.table, shown.errors, shown.all_rows, run.table(shown.key, run.baseline))
     # rows are layers, columns steps
@@ -127,7 +126,6 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour
     of the bar's tip.
     """
-    run = run.where_measured(metric)
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
     figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)

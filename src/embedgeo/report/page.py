@@ -147,7 +147,7 @@ def write_page(
         unlike_settings=unlike_settings(runs),
         facts=facts(runs),
         flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
-        overview=overview(runs, has_errors=has_errors),
+        overview=overview(runs),
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,
         has_steps=any(run.has_steps for run in runs),

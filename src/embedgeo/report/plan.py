@@ -10,7 +10,6 @@ from embedgeo.report import comparison, figures
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel, TableData
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
-from embedgeo.report.summary import num_regressed
 from embedgeo.report.token_types import mean_against_variance, types_of
 from embedgeo.report.variance import (
     COORDINATES_TEXT,
@@ -32,7 +31,6 @@ def page_plan(
     runs: Sequence[Run],
     writer: FigureWriter,
     references: Sequence[Run],
-    layers: int,
     metrics: Sequence[str] = (),
 ) -> Plan:
     """Each panel from top to bottom, with the title of its section; of given metrics, theirs alone.
@@ -43,7 +41,6 @@ def page_plan(
         runs: what is drawn.
         writer: takes the figures.
         references: earlier runs, whose range stands behind the means of the runs.
-        layers: at how many of them, at most, token types and spectra are drawn.
         metrics: the metrics to draw; none of them: all there are, and everything else.
     """
     is_whole = not metrics
@@ -60,7 +57,7 @@ def page_plan(
 
     def token_types(run: Run) -> Iterator[FigureData]:
         if types := types_of(run):
-            yield mean_against_variance(run, *types, run.layers_to_draw(types[1], layers))
+            yield mean_against_variance(run, *types, run.layers_to_draw(types[1]))
 
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
@@ -126,11 +123,9 @@ def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, has_ma
     if len(compared) > 1:
         together = [writer.add(data) for data in _comparisons(compared, metric)]
         groups.append((ALL_RUNS, together))
-    in_full = metric in headlines() or not has_many
-    most = None if in_full else 1
-    groups += _groups(runs, writer, lambda run: islice(_metric_figures(run, metric, in_full), most))
-    text = f"{term(metric).meaning} {num_regressed(metric, runs)}".rstrip()
-    return Panel(term(metric).name, metric, text, groups)
+    most = 1 if has_many and metric not in headlines() else None
+    groups += _groups(runs, writer, lambda run: islice(_metric_figures(run, metric), most))
+    return Panel(term(metric).name, metric, term(metric).meaning, groups)
 
 
 def _groups(
@@ -167,10 +162,10 @@ def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
         )
 
 
-def _metric_figures(run: Run, metric: str, has_bar: bool) -> Iterator[FigureData]:
+def _metric_figures(run: Run, metric: str) -> Iterator[FigureData]:
     if run.varies(metric):
         if len(run.steps) > 1:
-            yield figures.dynamics(run, metric, has_bar=has_bar)
+            yield figures.dynamics(run, metric)
         if run.values[metric].isna().all():
             return
         if len(run.depth) > 1:

@@ -13,15 +13,6 @@
     made.append(...children);
     return made;
   };
-  const turned = new Map();
-  const table = at => { // a list of columns
-    if (typeof at === "number") return shared[at];
-    if (!turned.has(at)) {
-      const columns = shared[parseInt(at)];
-      turned.set(at, columns[0].map((_, i) => columns.map(column => column[i])));
-    }
-    return turned.get(at);
-  };
 
   // --- numbers in words ---
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 6 });
@@ -57,8 +48,8 @@
         return values;
       };
       const [names, colours, dashes] = [lines.names, lines.colours, lines.dashes].map(each => shared[each]);
-      const errors = "errors" in lines ? table(lines.errors) : [];
-      table(lines.values).forEach((column, i) => {
+      const errors = "errors" in lines ? shared[lines.errors] : [];
+      shared[lines.values].forEach((column, i) => {
         if (view.off[lines.kind] && view.off[lines.kind].has(names[i])) return;
         const { kind, width, marks } = lines;
         made.push({

@@ -3,7 +3,7 @@ points at them.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -20,9 +20,7 @@ _GREY = "#777777"
 
 
 class Plots:
-    """The figures of a page as JSON, in which what several of them share, up to the order of axes,
-    is there once.
-    """
+    """The figures of a page as JSON, in which what several of them share is there once."""
 
     def __init__(self) -> None:
         self._shared: dict[str, int] = {}  # place by JSON text
@@ -40,7 +38,9 @@ class Plots:
         if not lines:
             return False
         panels = [self._panel(data.figure.axes[0], lines)]
-        title, unit = data.figure.get_suptitle().strip(), getattr(data.figure, "subtitle", "")
+        title = data.figure.get_suptitle().strip()
+        subtitle: Any = data.figure.artists[0]
+        unit = subtitle.get_text().replace("\n", " ")
         text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
         self._figures[name] = text
         self.size += len(text) + len(name)
@@ -98,29 +98,18 @@ class Plots:
     def _share(self, content: Sequence[Any]) -> int:
         return self._number(json.dumps(content, separators=(",", ":")))
 
-    def _share_table(self, values: Array, digits: int) -> int | str:
-        """The place of a table, a list for each column; marked by a T where it is there the other
-        way round.
-        """
-        cells = [
-            [f"{x:.{digits}g}" if np.isfinite(x) else "null" for x in row]
-            for row in values.tolist()
-        ]
-        columns = _nested(zip(*cells, strict=True))
-        turned = _nested(cells)
-        if columns not in self._shared and turned in self._shared:
-            return f"{self._shared[turned]}T"
-        return self._number(columns)
+    def _share_table(self, values: Array, digits: int) -> int:
+        """The place of a table, a list for each column."""
+        columns = (
+            ",".join(f"{x:.{digits}g}" if np.isfinite(x) else "null" for x in column)
+            for column in values.T.tolist()
+        )
+        return self._number(f"[{','.join(f'[{column}]' for column in columns)}]")
 
     def _number(self, text: str) -> int:
         if text not in self._shared:
             self.size += len(text) + 1
         return self._shared.setdefault(text, len(self._shared))
-
-
-def _nested(rows: Iterable[Iterable[str]]) -> str:
-    lists = (f"[{','.join(row)}]" for row in rows)
-    return f"[{','.join(lists)}]"
 
 
 def _in_pixels(dashes: Any, width: float) -> list[float]:

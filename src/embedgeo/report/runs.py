@@ -35,7 +35,7 @@ from embedgeo.results.records import MEANS, MODEL
 _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
-_OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
+_OF_CHECKPOINT = ["model", "revision", "weights_sha256"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "model",
@@ -98,12 +98,9 @@ class Run:
     baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
     # a column per metric of the whole model, such as the loss; the index is the step
     model: pd.DataFrame
-    # layers and metrics of which there are records, defined or not
-    recorded: frozenset[tuple[str, str]]
-    # model, revision, weights_sha256, duplicate_of, where known; the index is the step
+    # model, revision, weights_sha256, where known; the index is the step
     checkpoints: pd.DataFrame
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
-    other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
     # of weights, and the checkpoints with them
     shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     has_steps: bool = True  # a final model is of no step, and stands at step 0
@@ -159,13 +156,6 @@ class Run:
         values: pd.Series = self.model.get(metric, pd.Series(dtype=float)).dropna()
         return values
 
-    def where_measured(self, metric: str) -> "Run":
-        """The run without the sides of the model on which a metric has no value."""
-        table = self.table(metric)
-        sides = {side(layer) for layer in self.layers if table[layer].notna().any()}
-        layers = [layer for layer in self.layers if side(layer) in sides]
-        return replace(self, layers=layers) if layers else self
-
     def last_table(self, kind: str) -> tuple[int, pd.DataFrame] | None:
         """The last step that has a table of a kind, and the table's rows at layers of `depth`."""
         by_step = self.tables.get(kind)
@@ -181,7 +171,7 @@ class Run:
         present = set(table["layer"])
         return [layer for layer in self.depth if layer in present]
 
-    def layers_to_draw(self, table: pd.DataFrame, most: int) -> list[str]:
+    def layers_to_draw(self, table: pd.DataFrame, most: int = 4) -> list[str]:
         """Layers of a table, evenly spaced over the depth, at most so many."""
         present = self.layers_in(table)
         layers = [layer for layer in present if not layer.endswith("final_norm")] or present
@@ -250,13 +240,11 @@ class Run:
         return self._over_blocks(self.table(metric, self.baseline), metric, self.blocks)
 
     def _over_blocks(self, table: pd.DataFrame, metric: str, names: Iterable[Any]) -> pd.DataFrame:
-        """Means of what no record is of, of the blocks with a record of the metric."""
-        own = {
-            name: [block for block in self.blocks.get(name, []) if (block, metric) in self.recorded]
-            for name in names
-        }
+        """Means of what no record is of, over the blocks with values of the metric."""
+        known = table[self.table(metric).dropna(axis=1, how="all").columns]
+        of_side = {name: known.columns.intersection(self.blocks.get(name, [])) for name in names}
         return pd.DataFrame(
-            {name: table[blocks].mean(axis=1, skipna=False) for name, blocks in own.items()},
+            {name: known[blocks].mean(axis=1, skipna=False) for name, blocks in of_side.items()},
             table.index,
         )
 
@@ -342,7 +330,6 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         means_recorded=means,
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
-        recorded=frozenset(zip(at_layers["layer"], at_layers["metric"], strict=True)),
         checkpoints=checkpoints,
     )
 
@@ -518,12 +505,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     finals = {
         name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"
     }
-    other_models = {}
-    for run, of_series in by_series.items():
-        name, records = next(iter(of_series.items()))
-        # other models are in its series
-        if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):
-            other_models[run] = listed(list(of_series), 4)
     failures = sweep.failures()
     shared = sweep.shared_files()
     if not by_series:
@@ -542,7 +523,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             tables=tables,
             failures=failures,
             shared_files=[each for each in shared if not checkpoints.keys().isdisjoint(each[1])],
-            other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=str(sweep.manifest().get("date", "")),
         )

@@ -10,7 +10,6 @@ import pandas as pd
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import (
-    DRIFT,
     FEW_POINTS,
     FEW_ROWS,
     GAUSSIAN,
@@ -24,16 +23,12 @@ from embedgeo.results.findings import KINDS, finding
 from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
-LEAST_TYPES = 150  # token types below which these values are not in the overview
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
 # factor by which the dimensions of two scales differ where more than the scale tells them apart
 OTHER_DIMENSION = 1.5
 # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 BIAS = 0.02
-_FEWEST_POINTS = 3  # that have a dimension
 _UNKNOWN = "–"
-_GAUSSIAN_LAST = f"{GAUSSIAN}, last"
-_ROUNDING = 1e-9  # share of V below which V_W is none
 # settings that are named at the head of the page
 _ORIGIN = ("text", "rows", "sequence length", "sequences begin with", "tokens", "dtype")
 
@@ -55,22 +50,15 @@ def flags(run: Run) -> list[Flag]:
 Cases = Callable[[Run], list[str]]
 
 
-def _other_models(run: Run) -> list[str]:
-    return [f"{series}: {names}" for series, names in run.other_models.items()]
-
-
 def _failures(run: Run) -> list[str]:
     return [f"{name}: {reason}" for name, reason in run.failures.items()]
 
 
 def _duplicates(run: Run) -> list[str]:
     table = run.checkpoints
-    by_hash = table.groupby("weights_sha256")["revision"].transform("first")
-    by_hash = by_hash.where(table["weights_sha256"] != "", "")
-    original = table["duplicate_of"].where(table["duplicate_of"] != "", by_hash)
-    copies = table.assign(original=original)[(original != "") & (original != table["revision"])]
-    groups = copies.groupby("original", sort=False)["revision"]
-    return [f"{', '.join(names)}: weights of {name}" for name, names in groups]
+    known = table[table["weights_sha256"] != ""]
+    alike = [[*names] for _, names in known.groupby("weights_sha256", sort=False)["revision"]]
+    return [f"{', '.join(names[1:])}: weights of {names[0]}" for names in alike if names[1:]]
 
 
 def _shared_files(run: Run) -> list[str]:
@@ -172,23 +160,16 @@ def _gaps(run: Run) -> list[str]:
     details = []
     for metric in run.metrics:
         table = run.table(metric)
-        missing = table.where(~_undefined_by_design(run, metric), 0).isna()
+        missing = table.isna() & table.ffill().notna()
         layers = [layer for layer in run.layers if missing[layer].any()]
-        if layers and metric != "intrinsic_dimension_std":
+        if layers and not is_without(metric):  # where no row is massive there is no such number
             where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
             steps = list(missing.index[missing.any(axis=1)])
-            when = f", {_steps_text(steps)}" if run.has_steps else ""
-            details.append(f"{term(metric).name}: {where}{when}")
+            details.append(f"{term(metric).name}: {where}, {_steps_text(steps)}")
     return details
 
 
 _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
-    (
-        "Different models",
-        "The folder holds checkpoints of models that differ in their widths, depths or classes: "
-        "they are not one training run, and each model is drawn apart, as a run of its own.",
-        _other_models,
-    ),
     (
         "Failed checkpoints",
         "These checkpoints could not be measured: they are left out of all figures.",
@@ -278,8 +259,8 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Missing numbers",
-        "These are undefined (rows that do not vary, too few rows), not finite, or were not "
-        "measured: gaps in the figures.",
+        "These were defined at an earlier step. Here rows do not vary or are too few, a value is "
+        "not finite, or nothing was measured: gaps in the figures.",
         _gaps,
     ),
 )
@@ -288,33 +269,6 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
 def _values_of(run: Run, metric: str) -> "pd.Series[float]":
     """A metric by step and layer; NaN where it was not measured."""
     return run.values.get(metric, run.widths * np.nan)
-
-
-def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
-    """Places, by step (rows) and layer (columns), at which it is no news that a metric has no
-    value.
-
-    It may not be one of a layer; it may compare with a step or layer before, which the first ones
-    do not have; over token types that do not vary, as where they enter a model with rotary
-    positions, R² is undefined; where token types are few another flag says so; and of a few rows
-    between or within token types there is no dimension.
-    """
-    table = run.table(metric)
-    never = [(layer, metric) not in run.recorded for layer in run.layers]
-    expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
-    if metric in DRIFT:
-        expected.iloc[:1] = True
-    if is_without(metric) or metric == "first_positions_share":
-        expected |= table.isna()  # where no row is massive, and without sequences
-    is_over_types = term(metric).group == "token types"
-    if (is_over_types or metric == "V_W_text_over_V_W") and {"V", "V_W"} <= set(run.values):
-        expected |= run.table("V_W") <= _ROUNDING * run.table("V")
-    if is_over_types and "token_types_regressed" in run.values:
-        expected |= run.table("token_types_regressed") < FEW_TYPES
-    points = metric.replace("intrinsic_dimension", "n_points")
-    if points != metric and points in run.values:
-        expected |= run.table(points) < _FEWEST_POINTS
-    return expected
 
 
 def _steps_text(steps: Sequence[int]) -> str:
@@ -391,14 +345,6 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
     return table.loc[:, (table != _UNKNOWN).any()]
 
 
-def num_regressed(metric: str, runs: Sequence[Run]) -> str:
-    """A sentence on how many token types a number over these rests on; empty of another one."""
-    if term(metric).group != "token types":
-        return ""
-    known = [n for run in runs for n in run.values.get("token_types_regressed", [])]
-    return f"Of {_range_text(known)} token types." if known else ""
-
-
 def _range_text(values: Iterable[float]) -> str:
     known = pd.Series([*values], dtype=float).dropna()
     return (
@@ -408,31 +354,28 @@ def _range_text(values: Iterable[float]) -> str:
     )
 
 
-def overview(runs: Sequence[Run], *, has_errors: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+def overview(runs: Sequence[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Means over blocks, cells by metric, and by the label of their run and what they are: of the
     metrics to look at first, and of all others.
 
-    Where all that is known of a run would be too wide, it is only the first and the last value. A
-    final model has one value.
+    A run has the first and the last value, a final model has one. A single run or model has those
+    of Gaussian rows, too.
     """
     labels = {
         f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: (run, name)
         for run in runs
         for name in run.blocks
     }
-    is_narrow = len(labels) <= (1 if has_errors else 2)
-    if all(len(run.steps) <= 1 for run in runs):
-        of_steps = ["last", _GAUSSIAN_LAST]
-    elif is_narrow:
-        of_steps = ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST]
-    else:
-        of_steps = ["first", "last"]
-    of_model = ["value", GAUSSIAN] if is_narrow else ["value"]
+    of_steps = ["last"] if all(len(run.steps) <= 1 for run in runs) else ["first", "last"]
+    gaussian = [GAUSSIAN] if len(runs) == 1 else []
     tables = {
-        label: _cells(run, name).reindex(columns=of_steps if run.has_steps else of_model)
+        label: _cells(run, name).reindex(
+            columns=[*(of_steps if run.has_steps else ["value"]), *gaussian]
+        )
         for label, (run, name) in labels.items()
     }
-    table = pd.concat(tables, axis=1).fillna(_UNKNOWN).drop("anisotropy_null", errors="ignore")
+    table = pd.concat(tables, axis=1).astype(object).fillna(_UNKNOWN)
+    table = table.drop("anisotropy_null", errors="ignore")
     metrics = in_order(metric for metric in table.index if not is_without(metric))
     first = [metric for metric in metrics if metric in headlines()] or metrics
     return table.loc[first], table.loc[[metric for metric in metrics if metric not in first]]
@@ -442,25 +385,14 @@ def _cells(run: Run, name: str) -> pd.DataFrame:
     """A mean over blocks of each metric (rows), in words, by the columns of the overview."""
     cells = {}
     for metric in run.metrics:
-        mean = run.means(metric).get(name, pd.Series(dtype=float))
-        if term(metric).group == "token types" and "token_types_regressed" in run.values:
-            types = run.table("token_types_regressed")[run.blocks[name]]
-            mean = mean[(types >= LEAST_TYPES).all(axis=1).reindex(mean.index)]
-        mean = mean.dropna()
-        if mean.empty:
+        means = run.means(metric)
+        if name not in means:
             continue
-        errors, comparable = run.mean_errors(metric)[name], run.comparable(mean, name)
-        texts = {step: with_error(mean[step], errors[step]) for step in mean.index}
-        extremes = {"lowest (step)": comparable.idxmin(), "highest (step)": comparable.idxmax()}
-        if mean.nunique() == 1:
-            extremes = {}
+        mean = means[name].dropna()
+        errors = run.mean_errors(metric)[name][mean.index]
+        first, last = (with_error(mean.iloc[at], errors.iloc[at]) for at in (0, -1))
+        cells[metric] = {"first": first, "last": last, "value": last}
         gaussian = run.gaussian_means(metric)[name].dropna()
-        at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
-        last = texts[mean.index[-1]]
-        cells[metric] = {
-            "first": texts[mean.index[0]],
-            **{column: f"{texts[step]} ({step:,})" for column, step in extremes.items()},
-            **dict.fromkeys(("last", "value"), last),
-            **dict.fromkeys((GAUSSIAN, _GAUSSIAN_LAST), at_last),
-        }
+        if len(gaussian):
+            cells[metric][GAUSSIAN] = number(gaussian.iloc[-1])
     return pd.DataFrame.from_dict(cells, orient="index")

@@ -34,7 +34,7 @@ _WIDEST = 20_000  # width beyond which nothing is simulated
 # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _DEEPEST = 1e-9
 _OVER_MEAN = "λᵢ over their mean, V / d"
-_NAMED, _SHOWN = 10, 5  # coordinates of a layer that are named, and that the page has
+_NAMED = 5  # coordinates of a layer
 _SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the mean cosine"}
 
 
@@ -122,8 +122,8 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
 
 
 def coordinate_tables(run: Run) -> Iterator[TableData]:
-    """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
-    last step that has a table of them; the page has the first five.
+    """The five coordinates with the largest share of V and of the mean cosine at each layer, at the
+    last step that has a table of them.
     """
     if (last := run.last_table("coordinates")) is None:
         return
@@ -135,10 +135,9 @@ def coordinate_tables(run: Run) -> Iterator[TableData]:
     if table.empty:
         return
     ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
-    shown = ranked[ranked["rank"] <= _SHOWN]
-    numbers = shown["coordinate"].map("{:.0f}".format)
-    words = numbers + ": " + shown["share"].map("{:.1%}".format)
-    cells = words.groupby([shown["layer"], "by"]).agg(", ".join).unstack()
+    numbers = ranked["coordinate"].map("{:.0f}".format)
+    words = numbers + ": " + ranked["share"].map("{:.1%}".format)
+    cells = words.groupby([ranked["layer"], "by"]).agg(", ".join).unstack()
     cells = cells.reindex(index=run.layers_in(table), columns=[*_SHARES]).fillna("")
     of_variance: Any = ranked.loc["share_of_V"]
     layer, _, coordinate, size = of_variance.nlargest(1, "share").iloc[0]

@@ -30,7 +30,7 @@ from embedgeo.sweep.texts import ProbeText
 
 # of Ray's own for these resources
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_MOST_DEATHS = 3  # of workers over one checkpoint
+_MOST_DEATHS = 2  # of workers over one checkpoint
 _CLOSING_SECONDS = 5.0
 
 Answer = tuple[Measured | str, list[str]]
@@ -93,8 +93,8 @@ def _enumerated(resources: Mapping[str, float]) -> str:
 
 
 def measure_on_cluster(sweep: Sweep) -> None:
-    """Measure all checkpoints, each by a task; what was begun by one that dies is begun again, up
-    to three deaths.
+    """Measure all checkpoints, each by a task; what was begun by one that dies is begun again
+    once.
     """
     num_originals = sum(not each.duplicate_of for each in sweep.plan.pending)
     num_workers = min(sweep.settings.workers, max(1, num_originals))
