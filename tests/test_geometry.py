@@ -1,5 +1,3 @@
-import warnings
-
 import pandas as pd
 import pytest
 import torch
@@ -42,22 +40,6 @@ def test_compute_gives_floats_and_a_frame():
         name: i for i, name in enumerate(values)
     }
     assert isinstance(frame, pd.DataFrame)
-
-
-def test_duplicates_at_the_embedding_of_a_rotary_model_are_merged_without_a_warning():
-    model = gpt_neox().eval()
-    batch = token_batch(rows=64, length=12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with observe(model) as geometry, torch.no_grad():
-            model(**batch)
-        values = geometry.compute()
-    distinct = len(batch["input_ids"].unique())
-    assert values["embed"]["n_points"] == distinct
-    assert values["embed"]["duplicate_fraction"] == pytest.approx(1 - distinct / 768)
-    assert values["embed"]["intrinsic_dimension"] > 2
-    assert values["embed"]["V_W"] == 0
-    assert 0 < values["block.02"]["duplicate_fraction"] < 0.1  # first tokens see only themselves
 
 
 def test_no_hook_is_left_behind_also_after_an_error():

@@ -72,11 +72,9 @@ ROWS = {
     **{f"{name}, thrice": thrice(x) for name, x in CLOUDS.items() if len(x) < 400},
     "rogue": rogue(),
     "near copies": near_copies(),
-    "near copies far off": 1e4 + near_copies(),
     "centres": centres(8, 100),
     "many centres": centres(40, 20),
     "crowded": crowded(),
-    "wide": gaussian(600, 768),
     "rounded down": rounded_down(255),
     "vanishing": vanishing(),
 }
@@ -167,20 +165,6 @@ def test_places_are_those_of_the_neighbours_among_some_rows(n):
             places = expected.gather(1, nearest.places)
             torch.testing.assert_close(nearest.distances, places, rtol=1e-6, atol=0)
             torch.testing.assert_close(places, smallest(expected, 3), rtol=1e-6, atol=0)
-
-
-def test_squares_that_are_flushed_to_zero():
-    """What bfloat16 loses of the nearest row is far below the row, and its square below float32."""
-    entry, digit = 1.5 * 2**-51, 2**-58
-    lower = torch.tensor([6] + [2] * 12)[:, None] > torch.arange(256)
-    sign = torch.cat([gaussian(1, 256, seed=seed).sign() for seed in range(1, 14)])
-    rows = torch.cat((sign * (entry - digit * lower), torch.full((1, 256), entry - 1.08e-19)))
-    x = torch.cat((torch.zeros(1, 256), rows, -rows, torch.eye(256), -torch.eye(256)))
-    assert torch.set_flush_denormal(True)
-    try:
-        assert_nearest(x.float(), 2)
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def scale(x):

@@ -12,7 +12,6 @@ from embedgeo.functional import (
     principal_axes,
     processed_values,
     row_scatter,
-    spectrum_values,
     top_removal,
     z_scoring,
 )
@@ -91,16 +90,6 @@ def test_no_rows_give_nan_and_one_row_gives_zero(process):
     x = rows(5)
     assert fitted(process, x[:0])(x).isnan().all()
     assert fitted(process, x[:1])(x[:1]).abs().max() == 0
-
-
-@PROCESS
-def test_the_scatter_of_the_mapped_rows_follows_from_theirs(process):
-    x, seen = rows(300), rows(200)
-    process = fitted(process, seen)
-    follows, direct = process.scatter(row_scatter(x)), row_scatter(process(x))
-    torch.testing.assert_close(follows.tensors(), direct.tensors(), rtol=1e-9, atol=1e-9)
-    one, other = (spectrum_values(scatter)["anisotropy"].item() for scatter in (follows, direct))
-    assert one == pytest.approx(other, rel=1e-9)
 
 
 @pytest.mark.parametrize("top", [0, 1, 3, 7])

@@ -11,7 +11,7 @@ from embedgeo.functional import (
     top_eigenvalue,
 )
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
+from tests.data import assert_values, gaussian, generator, spectral
 
 SPECTRA = {
     "well separated": [100.0, 10.0] + [1.0] * 62,
@@ -105,20 +105,6 @@ def test_spectrum_values_equal_the_naive_ones(variances, mean):
     if low_rank:
         del expected["anisotropy_without_top5"]  # rounding over rounding
     assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [0, 1, 7])
-@pytest.mark.parametrize("dim", [1, 3, 40])
-def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
-    x = torch.full((n, dim), 0.1, dtype=dtype)
-    values = floats(spectrum_values(row_scatter(x), full=True))
-    values.pop("anisotropy_null")
-    assert values.pop("constant_dims") == pytest.approx(dim if n else torch.nan, nan_ok=True)
-    # that of one direction
-    assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)
-    values["alone"] = anisotropy(x).item()
-    assert all_nan(values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

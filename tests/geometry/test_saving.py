@@ -187,13 +187,10 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"layers": "block.0*"}, "layers was 'blocks', is 'block.0\\*'"),
         ({"layers": lambda model: "blocks"}, "layers was 'blocks', is '.*lambda"),
         ({"rows": "mean"}, "rows was 'tokens', is 'mean'"),
-        ({"skip_first_positions": 1}, "skip_first_positions was 0, is 1"),
         ({"ignore_token_ids": [4]}, r"ignore_token_ids was \[\], is \[4\]"),
         ({"jackknife": 2}, "jackknife was 0, is 2"),
-        ({"metrics": None}, "metrics was "),
         ({"metrics": partial(metrics, seed=1)}, "metrics was "),
     ],
 )

@@ -276,16 +276,6 @@ def test_layout_and_shape_do_not_matter(kind):
 
 
 @KIND
-def test_masked_rows_do_not_count(kind):
-    x, ids = rows()
-    mask = (torch.arange(N) % 3 > 0).view(4, 30)
-    metric = new_metric(kind)
-    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask, torch.arange(N).view(4, 30))
-    kept = mask.flatten()
-    assert_values(metric.compute(), values_of(kind, x[kept], ids[kept]), rtol=1e-12)
-
-
-@KIND
 def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind):
     x, ids = rows()
     keys = values_of(kind, x, ids).keys()

@@ -30,19 +30,16 @@ settled = partial(settles, steps=[0, 10, 40, 60, 100])
     ("rule", "values", "error", "verdict"),
     [
         (peak, FLAT, 0.01, "does not hold"),
-        (peak, FLAT, 1.0, "not comparable"),
         (peak, FLAT, NAN, "not comparable"),
         (in_the_middle, BELL, 0.01, "holds"),
         (in_the_middle, [1.0, 3.0, *[1.5] * 10, 1.0], 0.01, "does not hold"),
         (partial(falling, in_the_middle), [3 - x for x in BELL], 0.01, "holds"),
         *((rule, FALLEN, 0.01, "holds") for rule in in_phase.values()),
         *((in_phase[i], [10 - x for x in FALLEN], 0.01, "does not hold") for i in (1, 3)),
-        (trend, [1, 2, 3, 4], NAN, "holds"),
         (partial(falling, trend), [1, 2, 3, 4], 0.01, "does not hold"),
         (trend, [1.0, 2.0] * 7, 0.6, "not comparable"),
         (trend, [1 + 1e-4 * i for i in range(9)], 1e-6, "does not hold"),  # too small to see
         (settled, SETTLED, 0.01, "holds"),
-        (settled, SETTLED, 2.0, "not comparable"),
         (settled, [1.0, 1.2, 1.8, 2.2, 3.0], 0.01, "does not hold"),  # grows to the end
     ],
 )
@@ -98,7 +95,6 @@ FACTS = {"num_parameters": "109514298", "model_class": "BertForMaskedLM"}
         ({"rule": "value", "layer": "max", "printed": "0.8"}, RISES, [1.0, 2.0], (0,)),
         ({"rule": "above", "layer": "deeper", "limit": 0.5}, RISES, FALLS, (0,)),
         ({"rule": "below", "layer": "middle"}, [1, 1, -1, 1], [-1, -1, 1, -1], (0,)),
-        ({"rule": "trend", "direction": "down"}, FALLS, RISES, (0,)),
         ({"rule": "settles", "direction": "up"}, OVER_STEPS, 5 - OVER_STEPS, (0, 10, 40, 60, 100)),
         ({"rule": "fact", "metric": "layers", "printed": "6"}, RISES, [1, 2], (0,)),
         ({"rule": "fact", "metric": "width", "printed": "8"}, RISES, None, (0,)),

@@ -9,7 +9,6 @@ RUNS = {
     "alarms": ("--runs 2 --series 3", "walk, t with 3"),
     "dropout": ("--max_steps 2 --num_sequences 4", "| final_norm |"),
     "sampling": ("--source simulated --draws 2 --largest 512", "| `intrinsic_dimension_within` |"),
-    "standard_errors": ("2", "V_W_over_V_unbiased"),
     "within_token_variance": ("--seeds 2 --max_steps 2 --draws 2 --most 64", "| block.05, 32 "),
 }
 

@@ -343,7 +343,7 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
 
     def reduced(of_ways: Sequence[Tensors], op: Any = dist.ReduceOp.SUM) -> list[Tensors]:
         given = [
-            {name: _apart(tensor, state) for name, tensor in tensors.items()}
+            {name: _overwritable(tensor, state) for name, tensor in tensors.items()}
             for tensors, state in zip(of_ways, states, strict=True)
         ]
         _reduce([tensor for tensors in given for tensor in tensors.values()], op, group)
@@ -406,7 +406,7 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
     return group.process_group if isinstance(group, OwnGroup) else group
 
 
-def _apart(tensor: Tensor, state: State) -> Tensor:
+def _overwritable(tensor: Tensor, state: State) -> Tensor:
     """The tensor, or a copy where to overwrite it would change the state."""
     held = {each.untyped_storage().data_ptr() for each in state.tensors().values()}
     tensor = tensor.detach()

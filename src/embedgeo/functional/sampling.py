@@ -281,11 +281,9 @@ class _Drawing:
 
 
 def require_seed(seed: int) -> None:
-    """Raise TypeError unless a seed is an integer, ValueError unless it is one of 63 bits."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer; got {seed!r}.")
-    if not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed must be at least 0 and less than 2**63; got {seed}.")
+    """Raise ValueError unless a seed is an integer of 63 bits."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must be an integer from 0 up, less than 2**63; got {seed!r}.")
 
 
 @lru_cache(maxsize=4)  # samples of all layers draw from the same rows

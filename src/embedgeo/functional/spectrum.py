@@ -374,10 +374,8 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
     x, y = (values - torch.dot(weights, values) for values in (x, y))
     xx, xy, yy = (torch.dot(weights, product) for product in (x * x, x * y, y * y))
-    enough = used.sum() >= _FEWEST_FITTED
-    return torch.where(enough, ratio(xy, xx), torch.nan), torch.where(
-        enough, ratio(xy.square(), xx * yy), torch.nan
-    )
+    xx = torch.where(used.sum() >= _FEWEST_FITTED, xx, 0)
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
 def covariance_eigenvalues(scatter: Scatter) -> Tensor:

@@ -57,12 +57,9 @@ def require_values(found: object) -> dict[str, Tensor]:
     if not isinstance(found, Mapping):
         raise TypeError(f"{rule}; got {type(found).__name__}.")
     for key, value in found.items():
-        if not isinstance(key, str):
-            raise TypeError(f"{rule}; got the key {key!r}.")
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{rule}; got {type(value).__name__} for {key!r}.")
-        if value.ndim or value.is_complex():
-            raise TypeError(f"{rule}; got {value.dtype} of shape {tuple(value.shape)} for {key!r}.")
+        is_number = isinstance(value, Tensor) and not value.ndim and not value.is_complex()
+        if not isinstance(key, str) or not is_number:
+            raise TypeError(f"{rule}; got {value!r} for {key!r}.")
     return {
         key: value if value.is_floating_point() else value.double() for key, value in found.items()
     }

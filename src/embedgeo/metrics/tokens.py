@@ -290,7 +290,7 @@ class TokenMoments(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         table = self.load(TokenTable)
-        every = table.typed().without_rounding()
+        every = self._types()
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
         if self.count_range is None:
