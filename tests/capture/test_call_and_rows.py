@@ -128,18 +128,10 @@ def test_function_transforms_are_refused_in_a_sentence():
     assert geometry.records() == []
 
 
-TWENTY = [
-    *("bart", "bert", "bloom", "cohere", "electra", "falcon", "gemma2", "gemma3", "gpt2"),
-    *("gpt_neox", "llama", "mistral", "mpnet", "olmo2", "opt", "phi", "qwen2", "qwen3"),
-    *("roberta", "t5", "mixtral"),
-]
-
-
 @pytest.mark.slow
-def test_twenty_families_have_their_own_hidden_states():
-    found = [*families(TWENTY)]
-    assert {family.model_type for family in found} == set(TWENTY)
-    assert {family.status for family in found} == {"equal"}
+def test_families_have_their_own_hidden_states():
+    found = {family.model_type: family.status for family in families(["bart", "bert", "gemma3"])}
+    assert found == dict.fromkeys(["bart", "bert", "gemma3"], "equal")
 
 
 # ── Random models
@@ -235,7 +227,7 @@ def masks(plan, kept):
 
 
 @pytest.mark.filterwarnings("ignore:No forward pass reached")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_random_models_are_measured_right_or_refused(plan):
     model = RandomModel(plan)
