@@ -131,18 +131,10 @@ def test_function_transforms_are_refused_in_a_sentence():
     assert geometry.records() == []
 
 
-TWENTY = [
-    *("bart", "bert", "bloom", "cohere", "electra", "falcon", "gemma2", "gemma3", "gpt2"),
-    *("gpt_neox", "llama", "mistral", "mpnet", "olmo2", "opt", "phi", "qwen2", "qwen3"),
-    *("roberta", "t5", "mixtral"),
-]
-
-
 @pytest.mark.slow
-def test_twenty_families_have_their_own_hidden_states():
-    found = [*families(TWENTY)]
-    assert {family.model_type for family in found} == set(TWENTY)
-    assert {family.status for family in found} == {"equal"}
+def test_families_have_their_own_hidden_states():
+    found = {family.model_type: family.status for family in families(["bart", "bert", "gemma3"])}
+    assert found == dict.fromkeys(["bart", "bert", "gemma3"], "equal")
 
 
 # ── Random models
@@ -238,7 +230,7 @@ def masks(plan, kept):
 
 
 @pytest.mark.filterwarnings("ignore:No forward pass reached")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_random_models_are_measured_right_or_refused(plan):
     model = RandomModel(plan)
@@ -504,46 +496,35 @@ def test_of_several_outputs_the_one_that_is_named_so_is_the_hidden_state(give):
     assert values["block.00"]["Q"] == pytest.approx(float(state.square().sum(-1).mean()), rel=1e-6)
 
 
-CALLS = {
-    "x, context": (lambda block, x, c: block(x, c), True),
-    "context=, x=": (lambda block, x, c: block(context=c, x=x), False),
-    "context=, hidden_states=": (lambda block, x, c: block(context=c, hidden_states=x), True),
-    "context, x": (lambda block, x, c: block(c, x), False),
-}
+class Conditioned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(8, 8)
+
+    def forward(self, context, hidden_states):
+        return self.dense(hidden_states) + context
 
 
-@pytest.mark.parametrize("how", CALLS)
-def test_of_several_inputs_of_a_block_the_first_one_or_a_name_is_what_enters_it(how):
-    call, is_told = CALLS[how]
+class OnContext(Small):
+    """Its blocks are given two inputs of one shape, by name or not."""
 
-    class Conditioned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Linear(8, 8)
+    def __init__(self, *, by_name):
+        super().__init__()
+        self.layers, self.by_name = nn.ModuleList([Conditioned(), Conditioned()]), by_name
 
-    def forward(self, x=None, context=None, hidden_states=None):
-        return self.dense(x if hidden_states is None else hidden_states) + context
+    def forward(self, ids):
+        x = self.word(ids)
+        for layer in self.layers:
+            given = {"context": torch.ones_like(x), "hidden_states": x}
+            x = layer(**given) if self.by_name else layer(*given.values())
+        return x
 
-    def turned(self, context, x):
-        return self.dense(x) + context
 
-    Conditioned.forward = turned if how == "context, x" else forward
-
-    class Model(Small):
-        def forward(self, ids):
-            x = self.word(ids)
-            for layer in self.layers:
-                x = call(layer, x, torch.ones_like(x))
-            return x
-
-    model = Model()
-    model.layers = nn.ModuleList([Conditioned(), Conditioned()])
-    if is_told:
-        rows = model.word(ids_of())
-        assert_equal(measured(model, ids_of())["embed"], rows)
-    else:
-        with pytest.raises(ValueError, match=r"'embed' must be .* first of which it calls context"):
-            measured(model, ids_of())
+def test_of_several_inputs_of_a_block_the_first_one_or_a_name_is_what_enters_it():
+    model = OnContext(by_name=True)
+    assert_equal(measured(model, ids_of())["embed"], model.word(ids_of()))
+    with pytest.raises(ValueError, match=r"'embed' must be .* first of which it calls context"):
+        measured(OnContext(by_name=False), ids_of())
 
 
 LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]

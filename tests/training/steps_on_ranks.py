@@ -4,7 +4,6 @@ other.
 
 import logging
 import warnings
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from embedgeo import Drift, IntrinsicDimension, StepMonitor
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import of_monitors, out_of_memory_on, token_moments
+from tests.training.runs import of_monitors, token_moments
 
 STEPS = 5
 MLP = {
@@ -132,12 +131,12 @@ def sampled_moments(dim):
     return [*token_moments(dim), IntrinsicDimension(dim, 256)]  # of all rows
 
 
-def run(form, rank, **options):
+def run(form, rank):
     """Train in this form, with weights that stay as they are."""
     model, given = parallel(form)
     values = {}
-    options = {"metrics": token_moments, **given, **options}
-    train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
+    log = values.__setitem__ if rank else None
+    train = StepMonitor(model, 2, window=2, log=log, metrics=token_moments, **given)
     held = StepMonitor(
         model,
         3,
@@ -223,13 +222,11 @@ def by_themselves():
     options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
     with StepMonitor(model, **options) as monitor, monitor.step(0):
         model(**batch_of(0, 0))
-    histories = {"blocks": monitor.history}
     unnamed = dist.init_device_mesh("cpu", (2,))
     try:
         StepMonitor(split(new_model(), unnamed))
     except ValueError as error:
-        histories["unnamed"] = str(error)
-    return histories
+        return monitor.history, str(error)
 
 
 def said(rank):
@@ -249,13 +246,10 @@ def said(rank):
 
 def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
-    for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
-        results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
     results["refused"] = refusals()
     results["said"] = said(rank)
     results["by themselves"] = by_themselves()
     results["experts"] = {
-        "blocks": own_experts(rank, "blocks"),
         "on a mesh": own_experts(rank, "blocks", ("ep", "cp")),
         "of data and model": own_experts(rank, "blocks", ("data", "model")),
         "each": own_experts(rank, "*.experts.*"),

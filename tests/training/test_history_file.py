@@ -85,13 +85,11 @@ def looped(folder, numbers, every=2, state=None, model=None, **options):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-@pytest.mark.parametrize("kind", ["tensorboard", "remote", "two", "told and logger"])
+@pytest.mark.parametrize("kind", ["two", "told and logger"])
 def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     csv = CSVLogger(tmp_path, name="csv", version="")
     board = TensorBoardLogger(tmp_path, name="tb", version="")
     loggers, folder = {
-        "tensorboard": (board, tmp_path / "tb"),
-        "remote": (Remote(str(tmp_path / "wandb")), tmp_path / "wandb"),
         "two": ([csv, board], tmp_path / "csv"),
         "told and logger": (csv, tmp_path / "told"),
     }[kind]

@@ -61,6 +61,9 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
 class _Watched:
     """Mixed into the class of a watched module, not of copies: a property comes before the
     instance's ``forward``.
+
+    An attribute of the instance would do for calls, too, but shallow copies and the replicas of
+    ``nn.DataParallel`` share it, and would run the module itself.
     """
 
     _embedgeo_module: ClassVar[ReferenceType[nn.Module]]

@@ -182,21 +182,13 @@ def running_stage() -> StageRun | None:
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
         return None
-    frame = next(
-        (frame for frame in _frames() if frame.f_code.co_filename == pipelining.__file__), None
-    )
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != pipelining.__file__:
+        frame = frame.f_back
     if frame is None:
         return None
     num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
     return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")
-
-
-def _frames() -> Iterator[FrameType]:
-    """The calls that run in this thread, from the innermost one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 class InGraphs(NamedTuple):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from uuid import uuid4
 
@@ -229,13 +228,15 @@ class Monitor(ABC):
         make = None if self.metrics == "auto" else self.metrics
         self._chooses_metrics = make is None
         self._compared = {  # between ranks
-            **{name: _described(option) for name, option in options.items()},
+            **{
+                name: _described(option)
+                for name, option in options.items()
+                if name not in _OF_ONE_RANK
+            },
             "extra_steps": sorted(self.schedule.extra_steps),
             "probe": self.probe is not None,
             "listeners": [type(listener).__qualname__ for listener in self.listeners],
         }
-        for name in _OF_ONE_RANK:
-            del self._compared[name]
         names = "layers", "skip_first_positions", "ignore_token_ids", "skip_massive", "rows"
         self._settings: dict[str, Any] = {
             **{name: options[name] for name in (*names, "jackknife")},
@@ -1086,14 +1087,10 @@ def _require_listeners(listeners: Sequence[Any], *, has_probe: bool) -> list[Any
 
 
 def _described(option: Any) -> str:
-    """An option as ranks compare it, without addresses: that of a function is its name and code."""
-    if code := getattr(option, "__code__", None):
-        option = [option.__qualname__, code.co_code, code.co_names, code.co_consts]
+    """An option as ranks compare it, without addresses: of a function its name."""
     if isinstance(option, list | tuple):
         return f"[{', '.join(map(_described, option))}]"
-    if isinstance(option, set | frozenset):
-        return str(sorted(map(_described, option)))
-    if callable(option) or isinstance(option, CodeType):
+    if callable(option):
         return str(getattr(option, "__qualname__", type(option).__qualname__))
     return repr(option)
 
