@@ -29,7 +29,6 @@ METRICS = (
     ),
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
-OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
 
 
 def layer_names(num_blocks: int) -> list[str]:
@@ -261,22 +260,13 @@ def everything(folder: Path) -> Path:
     return folder
 
 
-def make_models(
-    folder: Path,
-    models: Mapping[str, int],
-    *,
-    metrics: Sequence[str] = METRICS,
-    tokens: bool = False,
-    stderr: float = np.nan,
-) -> Path:
+def make_models(folder: Path, models: Mapping[str, int], metrics: Sequence[str]) -> Path:
     """Write the sweep folder of final models.
 
     Args:
         folder: where to; it may be a sweep's already.
         models: their numbers of blocks.
-        metrics: to write, of `METRICS` and `OF_TYPES`.
-        tokens: also write tables of token types.
-        stderr: standard error of each value, as a share of it.
+        metrics: to write, of `METRICS` and ``Q_t_cv``.
     """
     store = SweepFolder(folder)
     store.open(store.manifest().get("asked", {"model": [*models]}), {})
@@ -288,11 +278,10 @@ def make_models(
         for at, layer in enumerate(layers):
             depth = at / (len(layers) - 1)
             known = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
-            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i, "V_on_M_slope": -depth}
-            known |= {"V_on_M_r2": 0.9 * depth}
+            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i}
             values[layer] = {metric: known[metric] for metric in metrics}
         frame = to_frame(
-            records_of(values, dim, 3.0 + i, stderr),
+            records_of(values, dim, 3.0 + i, np.nan),
             model=model,
             revision="main",
             step=0,
@@ -306,6 +295,5 @@ def make_models(
             "model_class": "Model",
             "num_parameters": str(1_000_000 * (i + 1)),
         }
-        tables = {"tokens": token_table(layers, dim)} if tokens else {}
-        store.write(f"{model.replace('/', '--')}--main", frame, tables, facts)
+        store.write(f"{model.replace('/', '--')}--main", frame, facts=facts)
     return folder
