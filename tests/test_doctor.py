@@ -19,7 +19,6 @@ from tests.training.runs import assert_same_random_state, moments, random_state
 
 SOURCES = {
     "gpt_neox": ("gpt_neox.embed_in", "attention_mask of GPTNeoXForCausalLM"),
-    "gpt2": ("transformer.wte", "attention_mask of GPT2LMHeadModel"),
     "bert": ("bert.embeddings.word_embeddings", "attention_mask of BertForMaskedLM"),
     "t5": (
         "encoder.embed_tokens and decoder.embed_tokens",

@@ -1,6 +1,7 @@
 """How far the same rows have moved: the formula, the listener, and `embedgeo drift`."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,11 +25,6 @@ LAYERS = ("embed", "block.00")
 
 def sampled(dim):
     return [*moments(dim), IntrinsicDimension(dim, 128)]
-
-
-def options(**more):
-    given = {"metrics": sampled, "probe": BATCHES, "listeners": [Drift()], "on_error": "raise"}
-    return {"every_n_steps": 2, **given, **more}
 
 
 def naive_cka(x, y):
@@ -71,84 +67,75 @@ def hidden_rows(model):
     }
 
 
-def trained(num_steps, *, state=None, start=0, model=None, **more):
-    torch.manual_seed(0)
-    model = model or gpt_neox()
-    monitor, rows = StepMonitor(model, **options(**more)), {}
-    if state is not None:
-        monitor.load_state_dict(state)
-    for step in range(start, num_steps):
+def test_a_monitor_compares_the_rows_of_its_probe():
+    model, rows = gpt_neox(), {}
+    monitor = StepMonitor(
+        model, 2, metrics=sampled, probe=BATCHES, listeners=[Drift()], on_error="raise"
+    )
+    for step in range(3):
         rows[step] = hidden_rows(model.eval())
-        batch = token_batch(seed=step)
-        with monitor.step(step, batch):
-            model.train()(**batch, labels=batch["input_ids"]).loss.backward()
+        with monitor.step(step, BATCHES[0]):
+            model(**BATCHES[0])
         with torch.no_grad():
             for weight in model.parameters():
-                weight.sub_(weight.grad, alpha=0.5)
-        model.zero_grad()
-    rows[num_steps] = hidden_rows(model.eval())
-    return rows, monitor, model
-
-
-def of_drift(monitor):
-    """{(step, layer): {key: value}}, the drift alone."""
-    found = {}
-    for record in monitor.history:
-        if record["metric"].startswith("cka_to_"):
-            values = found.setdefault((record["step"], record["layer"]), {})
-            values[record["metric"]] = record["value"]
-    return found
-
-
-def test_a_listener_compares_the_rows_of_the_probe():
-    rows, monitor, _ = trained(5)
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator(step)))
     monitor.close()
-    found = of_drift(monitor)
-    assert {step for step, _ in found} == {2, 4, 5}
-    for step, before in ((2, 0), (4, 2), (5, 4)):
+    rows[3] = hidden_rows(model.eval())
+    found = {
+        (record["step"], record["layer"], record["metric"]): record["value"]
+        for record in monitor.history
+        if record["metric"].startswith("cka_to_")
+    }
+    assert {step for step, *_ in found} == {2, 3}
+    for step, previous in ((2, 0), (3, 2)):
         for layer, now in rows[step].items():
-            expected = {
-                "cka_to_previous": naive_cka(now, rows[before][layer]),
-                "cka_to_first": naive_cka(now, rows[0][layer]),
-            }
-            assert found[step, layer] == pytest.approx(expected, rel=1e-5)
-        blocks = [found[step, f"block.0{i}"]["cka_to_first"] for i in range(3)]
-        assert found[step, "mean"]["cka_to_first"] == pytest.approx(sum(blocks) / 3)
+            for key, other in (("previous", previous), ("first", 0)):
+                expected = naive_cka(now, rows[other][layer])
+                assert found[step, layer, f"cka_to_{key}"] == pytest.approx(expected, rel=1e-5)
+        blocks = [found[step, f"block.0{i}", "cka_to_first"] for i in range(3)]
+        assert found[step, "mean", "cka_to_first"] == pytest.approx(sum(blocks) / 3)
+
+
+def drift(listener, step, token_ids=None):
+    """What a listener returns of a measurement by hand, by layer and metric."""
+    samples = {
+        layer: LayerSample(
+            N, rows=rows_at(step, i), row_numbers=torch.arange(N), token_ids=token_ids
+        )
+        for i, layer in enumerate(LAYERS)
+    }
+    geometry = SimpleNamespace(samples=lambda: samples, device=None)
+    records = [{"layer": layer, "layer_index": i} for i, layer in enumerate(LAYERS)]
+    added = listener(step, records, geometry)
+    return {(each["layer"], each["metric"]): each["value"] for each in added}
 
 
 def test_a_checkpoint_holds_the_rows_of_the_first_and_the_last_measurement(tmp_path):
-    _, whole, _ = trained(7)
-    _, first, model = trained(4)
-    torch.save(first.state_dict(), tmp_path / "monitor.pt")
-    state = torch.load(tmp_path / "monitor.pt", weights_only=True)
-    _, second, _ = trained(7, start=4, state=state, model=model)
-    after = {place: values for place, values in of_drift(whole).items() if place[0] >= 4}
-    assert of_drift(second) == after
-
-
-class Changes:
-    """A probe that has other batches from its third round on."""
-
-    rounds = 0
-
-    def __iter__(self):
-        self.rounds += 1
-        return iter(BATCHES if self.rounds < 3 else [token_batch(3, seed=i) for i in (3, 4)])
+    whole, resumed = Drift(), Drift()
+    for step in (0, 2):
+        drift(whole, step)
+    torch.save(whole.state_dict(), tmp_path / "drift.pt")
+    resumed.load_state_dict(torch.load(tmp_path / "drift.pt", weights_only=True))
+    assert drift(resumed, 4) == (expected := drift(whole, 4))
+    assert len(expected) == 6  # of two layers and the mean
 
 
 def test_a_probe_that_changes_is_said_once_and_comparing_begins_again():
+    listener, ids = Drift(), torch.arange(N)
+    drift(listener, 0, ids)
     with pytest.warns(UserWarning, match=r"at step 4 layer 'embed' has rows of other tokens"):
-        _, monitor, _ = trained(8, probe=Changes())
-    found = of_drift(monitor)
-    assert {step for step, _ in found} == {2, 6}
-    assert found[6, "embed"]["cka_to_first"] == found[6, "embed"]["cka_to_previous"]
+        assert drift(listener, 4, ids + 1) == {}
+    found = drift(listener, 6, ids + 1)
+    assert found["embed", "cka_to_first"] == found["embed", "cka_to_previous"]
+    assert drift(listener, 8, ids) == {}  # and nothing is said
 
 
 def test_it_needs_a_probe_and_says_once_that_no_metric_samples_rows():
     with pytest.raises(ValueError, match=r"a Drift needs the same rows .* Give probe="):
         GeometryMonitor(listeners=[Drift()])
+    listener, geometry = Drift(), SimpleNamespace(samples=dict, device=None)
     with pytest.warns(UserWarning, match="no metric does") as caught:
-        assert of_drift(trained(5, metrics=moments)[1]) == {}
+        assert [*listener(0, [], geometry), *listener(2, [], geometry)] == []
     assert len(caught) == 1
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -168,6 +168,7 @@ def new_figure(
         width, height = mpl.rcParams["figure.figsize"]
         width *= 1 if panels == 1 else 0.8 * panels
         own = Picture((width, height), layout="constrained")
+        FigureCanvasAgg(own)
         rows = textwrap.wrap(subtitle, _letters(own))
         # constrained layout leaves room for lines of the title, before which the subtitle stands
         shown = own.suptitle(title + "\n" * len(rows), x=0.1 / width, ha="left")

@@ -29,7 +29,6 @@ METRICS = (
     ),
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
-OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
 
 
 def layer_names(num_blocks: int) -> list[str]:
@@ -196,35 +195,23 @@ def records_of(
     ] + [model_record("loss", loss)]
 
 
-DRIFT = ("cka_to_previous", "cka_to_first")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
-    *("intrinsic_dimension_at_4", "max_abs_first", *DRIFT),
 )
 OUTLIERS = [41, 7, 0, 63]
 
 
-def coordinate_table(step: int, layers: Sequence[str], dim: int = 64, most: int = 16):
-    """Coordinates with the largest shares: with the steps four come to hold nearly all of V."""
+def coordinate_table(step: int, layers: Sequence[str], dim: int = 64):
+    """Shares of all coordinates: with the steps four come to hold nearly all of V."""
     random, parts = np.random.default_rng(step), []
     for i, layer in enumerate(layers):
         V = random.dirichlet(np.full(dim, 50.0))
         V[OUTLIERS] += np.array([8, 4, 2, 1]) * step / 512
-        V, cosine = V / V.sum(), V[::-1] / V.sum()
-        places = np.union1d(V.argsort()[-most:], cosine.argsort()[-most:])
-        columns = {
-            "mean": 0.5,
-            "variance": V[places],
-            "share_of_M": 1 / dim,
-            "share_of_V": V[places],
-            "share_of_cosine": cosine[places],
-            "kurtosis": np.nan,
-            "max_abs": 3.0,
-        }
-        parts.append(
-            pd.DataFrame({"layer": layer, "layer_index": i, "coordinate": places, **columns})
-        )
+        V /= V.sum()
+        columns = {"coordinate": range(dim), "share_of_V": V, "share_of_cosine": V[::-1]}
+        columns |= dict.fromkeys(("mean", "variance", "share_of_M", "kurtosis", "max_abs"), 0.5)
+        parts.append(pd.DataFrame({"layer": layer, "layer_index": i, **columns}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -234,13 +221,7 @@ def everything(folder: Path) -> Path:
     Four of its checkpoints have a fault each, of which a flag tells; one failed.
     """
     steps, layers = (0, 1, 8, 64, 512, 4000), layer_names(3)
-    changes: dict[tuple[int, str, str], float] = {
-        (step, layer, key): (1 + i) * (2 + j) / 50
-        for i, step in enumerate(steps)
-        for j, layer in enumerate(layers)
-        for key in DRIFT
-    }
-    changes |= {(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan}
+    changes = {(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan}
     make_sweep(
         folder,
         steps,
@@ -261,22 +242,13 @@ def everything(folder: Path) -> Path:
     return folder
 
 
-def make_models(
-    folder: Path,
-    models: Mapping[str, int],
-    *,
-    metrics: Sequence[str] = METRICS,
-    tokens: bool = False,
-    stderr: float = np.nan,
-) -> Path:
+def make_models(folder: Path, models: Mapping[str, int], metrics: Sequence[str]) -> Path:
     """Write the sweep folder of final models.
 
     Args:
         folder: where to; it may be a sweep's already.
         models: their numbers of blocks.
-        metrics: to write, of `METRICS` and `OF_TYPES`.
-        tokens: also write tables of token types.
-        stderr: standard error of each value, as a share of it.
+        metrics: to write, of `METRICS` and ``Q_t_cv``.
     """
     store = SweepFolder(folder)
     store.open(store.manifest().get("asked", {"model": [*models]}), {})
@@ -288,11 +260,10 @@ def make_models(
         for at, layer in enumerate(layers):
             depth = at / (len(layers) - 1)
             known = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
-            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i, "V_on_M_slope": -depth}
-            known |= {"V_on_M_r2": 0.9 * depth}
+            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i}
             values[layer] = {metric: known[metric] for metric in metrics}
         frame = to_frame(
-            records_of(values, dim, 3.0 + i, stderr),
+            records_of(values, dim, 3.0 + i, np.nan),
             model=model,
             revision="main",
             step=0,
@@ -306,6 +277,5 @@ def make_models(
             "model_class": "Model",
             "num_parameters": str(1_000_000 * (i + 1)),
         }
-        tables = {"tokens": token_table(layers, dim)} if tokens else {}
-        store.write(f"{model.replace('/', '--')}--main", frame, tables, facts)
+        store.write(f"{model.replace('/', '--')}--main", frame, facts=facts)
     return folder

@@ -62,27 +62,25 @@ def require_page(folder: Path) -> None:
 
 
 COLUMNS = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
-TWO_GAPS = pd.DataFrame(  # between sides of the model, in the order of its layers
-    [
-        (0, layer, i, 4, "Q", 1.0 + i, 0.1)
-        for i, layer in enumerate(["block.00", "encoder.block.00", "embed", "decoder.embed"])
-    ],
-    columns=COLUMNS,
-)
-
-
 # to look for a smaller failure takes up to five minutes
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
-SMALLEST = pd.DataFrame(
-    [(step, "model", 0, 4, "loss", 5e-324, np.nan) for step in (0, 1)], columns=COLUMNS
+
+
+def fixed(*rows: tuple[int, str, str, float]) -> pd.DataFrame:
+    """Records of step, layer, metric and value."""
+    whole = [(step, layer, i, 4, key, x, 0.1) for i, (step, layer, key, x) in enumerate(rows)]
+    return pd.DataFrame(whole, columns=COLUMNS)
+
+
+TWO_GAPS = fixed(  # between sides of the model, in the order of its layers
+    *(
+        (0, layer, "Q", 1.0 + len(layer))
+        for layer in ("block.00", "encoder.block.00", "embed", "decoder.embed")
+    )
 )
-MOST = pd.DataFrame(  # of which no spectrum can be drawn
-    [
-        (0, "block.00", 0, 4, "n", 1e300, np.nan),
-        (0, "block.00", 0, 4, "effective_rank", 2.0, np.nan),
-    ],
-    columns=COLUMNS,
-)
+SMALLEST = fixed((0, "model", "loss", 5e-324), (1, "model", "loss", 5e-324))
+# of which no spectrum can be drawn
+MOST = fixed((0, "block.00", "n", 1e300), (0, "block.00", "effective_rank", 2.0))
 
 
 @pytest.mark.slow

@@ -93,18 +93,11 @@ def test_nothing_overlaps_or_leaves_the_picture(large: Run, two_sided: Run) -> N
         assert_readable(data)
 
 
-def changed(run: Run, metric: str, value: float, *, layer: str, steps: object = ...) -> Run:
-    """The run with another value of a metric at a layer, at some steps or all."""
-    values = run.values.copy()
-    at = (slice(None) if steps is ... else steps, layer)
-    values.loc[at, metric] = value
-    return replace(run, values=values)
-
-
 def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None:
-    far = run
+    values = run.values.copy()
     for layer, value in zip(layer_names(3), (90.0, 0.2, 0.3, 0.4, -3.0), strict=True):
-        far = changed(far, "a~b c", value, layer=layer)
+        values.loc[(slice(None), layer), "a~b c"] = value
+    far = replace(run, values=values)
     for draw in (figures.dynamics, figures.profile):
         ax = draw(far, "a~b c").figure.axes[0]
         low, high = ax.get_ylim()

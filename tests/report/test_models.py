@@ -8,7 +8,7 @@ import pytest
 from embedgeo.cli import main
 from embedgeo.report.runs import read_runs
 from tests.report.page import Page, report
-from tests.report.synthetic import OF_TYPES, make_models, make_sweep
+from tests.report.synthetic import make_models, make_sweep
 from tests.unpainted import unpainted
 
 THREE = {"lab/bert-s": 2, "lab/bert-l": 4, "co/gpt": 2}
@@ -17,7 +17,7 @@ SHORT = ["bert-l", "bert-s", "gpt"]
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    metrics = ("n", "Q", "M", "V", "token_types", *OF_TYPES)
+    metrics = ("n", "Q", "Q_t_cv")
     folder = make_models(tmp_path_factory.mktemp("models") / "three", THREE, metrics=metrics)
     with unpainted():
         assert main(["report", str(folder)]) == 0

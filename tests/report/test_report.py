@@ -13,7 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo.cli import main
 from embedgeo.report.runs import read_runs
 from embedgeo.report.summary import flags
-from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
 from tests.records import layer_records
@@ -67,7 +66,6 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     at = of_layers.set_index(["step", "layer", "metric"]).loc[(64, "block.00")]
     assert at.loc["M", "value"] == pytest.approx(expected.loc[64, "block.00"], rel=1e-14)
     assert at.loc["M", "gaussian"] == pytest.approx(at.loc["Q", "value"] / 65_536)
-    assert at.loc["cka_to_first", "gaussian"] == 0
 
 
 def test_the_page_needs_no_network_and_its_links_lead_somewhere(page: Page) -> None:
@@ -98,8 +96,6 @@ def test_several_runs_are_compared_over_relative_depth_side_by_side(tmp_path: Pa
         [0, 0.2, 0.4, 0.6, 0.8, 1],
     ]
     assert "same-1-M_over_Q-dynamics" in page.figures
-    parts = [cell["colspan"] for cell in page.all("th") if cell.get("scope") == "colgroup"]
-    assert len({*parts}) == 1
 
 
 def write_history(folder: Path, value: float = 1.0, n: float = 512.0, **options: object) -> Path:
@@ -117,18 +113,19 @@ def write_history(folder: Path, value: float = 1.0, n: float = 512.0, **options:
     return file.path
 
 
-@pytest.mark.parametrize("names", [("b", "a"), ("a", "a")])
 def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_events(
-    tmp_path: Path, names: tuple[str, str]
+    tmp_path: Path,
 ) -> None:
     """The loss is the last run's, and before it that of the run it goes on with."""
-    write_history(tmp_path)
-    parts = zip(names, (range(0, 20, 2), range(5, 12, 2)), (3.0, 2.0), (1e9, 2e9), strict=True)
-    for name, steps, loss, time in parts:
-        with SummaryWriter(str(tmp_path / "logs" / name), filename_suffix=f".{loss}") as writer:
+    file = HistoryFile(tmp_path)
+    for step in (0, 8):
+        layers = ("embed", "block.00", "block.01")
+        file.add(layer_records(step, 1.0 + step, layers=layers, metrics=["my_metric"]))
+    file.close()
+    for name, steps, loss in (("b", range(0, 20, 2), 3.0), ("a", range(5, 12, 2), 2.0)):
+        with SummaryWriter(str(tmp_path / "logs" / name)) as writer:
             for step in steps:
-                writer.add_scalar("train/loss", loss, step, walltime=time + step)
-                writer.add_scalar("lr", 0.1, step)
+                writer.add_scalar("train/loss", loss, step, walltime=1e10 / loss + step)
     page = report(tmp_path)
     kinds = ("dynamics-small", *KINDS)
     assert page.figures == {"training-loss-small", *(f"my_metric-{kind}" for kind in kinds)}
@@ -173,22 +170,15 @@ def test_rows_are_few_beside_those_of_other_steps_on_the_same_side(tmp_path: Pat
     ]
 
 
-def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
-    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "cka_to_previous", "my_metric")
-    steps = (0, 8, 64)
-    changes = {(step, "embed", "V_W"): 0.0 for step in steps}
-    changes |= {(step, "embed", "V_on_M_r2"): np.nan for step in steps}
-    sweep = SweepFolder(make_sweep(tmp_path, steps, 2, metrics=metrics, changes=changes))
-    for step in steps:
-        records = sweep.read(f"step{step}")
-        is_kept = (records["metric"] != "cka_to_previous") | (step > 0)
-        sweep.write(f"step{step}", records[is_kept])
-    assert "Missing numbers" not in raised(tmp_path)
-    for layer, metric in (("block.00", "V_on_M_r2"), ("embed", "my_metric")):
-        records = sweep.read("step64")
-        is_gap = (records["layer"] == layer) & (records["metric"] == metric)
-        sweep.write("step64", records.assign(value=records["value"].where(~is_gap)))
-    missing = ["R² of V on M: block.00, step 64", "my_metric: embed, step 64"]
+def test_numbers_that_break_off_are_a_flag_and_those_that_were_never_there_are_none(
+    tmp_path: Path,
+) -> None:
+    changes = {(step, "embed", "V_on_M_r2"): np.nan for step in (0, 8, 64)}
+    changes |= {(0, layer, "cka_to_previous"): np.nan for layer in layer_names(2)}
+    changes |= {(64, "block.00", "V_on_M_r2"): np.nan, (8, "embed", "my_metric"): np.nan}
+    metrics = ("n", "V_on_M_r2", "cka_to_previous", "my_metric")
+    make_sweep(tmp_path, (0, 8, 64), 2, metrics=metrics, changes=changes)
+    missing = ["R² of V on M: block.00, step 64", "my_metric: embed, step 8"]
     assert raised(tmp_path)["Missing numbers"] == missing
 
 
@@ -198,15 +188,12 @@ def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) 
         with broken, pytest.raises(type(fault), match=words):
             report(plain, out=tmp_path / "out", metrics=["M"])
 
-    fails(KeyboardInterrupt(), "^$")
-    assert contents(tmp_path) == {}
     report(plain, out=tmp_path / "out", metrics=["M"])
-    (tmp_path / "out" / "mine.txt").write_text("kept")
+    (tmp_path / "out" / "figures" / "mine.png").touch()
     before = contents(tmp_path)
-    fails(ZeroDivisionError("x"), "x")
+    fails(KeyboardInterrupt(), "^$")
     fails(OSError(ENOSPC, "No space left on device"), r"is not \(No space left on device\)")
     assert contents(tmp_path) == before
-    (tmp_path / "out" / "figures" / "mine.png").touch()
     report(plain, out=tmp_path / "out", metrics=["Q"])
     assert (tmp_path / "out" / "figures" / "mine.png").exists()
     assert not [*(tmp_path / "out" / "figures").glob("M-*")]
