@@ -199,6 +199,19 @@ def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) 
     assert not [*(tmp_path / "out" / "figures").glob("M-*")]
 
 
+def test_what_has_been_changed_in_a_report_is_not_replaced(plain: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report(plain, out=out, metrics=["M"])
+    written = (out / "index.html").read_bytes()
+    for name, own in {"index.html": b"<p>mine</p>", "figures/Q-dynamics.png": b"mine"}.items():
+        (out / name).write_bytes(own)
+        before = contents(out)
+        with pytest.raises(FileExistsError, match=rf"it did not write {name}, or not as it is now"):
+            report(plain, out=out, metrics=["Q"])
+        assert contents(out) == before
+        (out / "index.html").write_bytes(written)
+
+
 def bad_input(tmp_path: Path, plain: Path) -> dict[str, list[Path]]:
     """Arguments of the command by what it says of them."""
     for name in ("columns", "empty", "other", "older/checkpoints"):

@@ -123,6 +123,8 @@ APART = {
         [],
         "options must be the same .* every_n_steps= differs",
     ),
+    "extra_steps": ({"extra_steps": [1]}, [], "extra_steps= differs"),
+    "window": ({"window": 2}, [], "window= differs"),
     "probe": ({"probe": PROBE}, [], "probe= differs"),
     "listeners": ({"listeners": [print]}, [], "listeners= differs"),
     "mask": ({"mask": lambda batch: batch}, [], "mask= differs"),

@@ -85,6 +85,8 @@ def write_report(
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, panels, writer.plots)
+        except FileExistsError:
+            raise
         except OSError as error:
             reason = error.strerror or error
             raise OSError(

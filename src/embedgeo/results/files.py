@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -111,22 +111,29 @@ def replacing_contents(out: Path, command: str) -> Iterator[Path]:
     """A temporary folder in ``out`` whose entries take the place of those of the same names at the
     end, all or none.
 
-    ``embedgeo-COMMAND.json`` lists the files. Others that are in the folders of an earlier result
-    stay there.
+    ``embedgeo-COMMAND.json`` lists the files with their digests. Others that are in the folders of
+    an earlier result stay there.
+
+    Raises:
+        FileExistsError: a file in the place of one of these, or of an earlier list, is none that
+            the command wrote.
     """
     is_new = not out.exists()
     new = temporary_path(out / "new")
     marker = _marker(out, command)
+    earlier = _listed(marker)
+    _require_unchanged(out, command, earlier, earlier)  # before work that takes time
     try:
         remove_leftovers(out)
         new.mkdir(parents=True)
         yield new
         names = [path.name for path in new.iterdir()]
-        (new / marker.name).write_text(json.dumps(_digests(new, names), indent=0), encoding="utf-8")
-        for name in _digests(out, names).keys() - _listed(marker).keys():
-            if not (new / name).exists():
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(out / name, new / name)
+        written = _digests(new, names)
+        _require_unchanged(out, command, earlier, written)
+        (new / marker.name).write_text(json.dumps(written, indent=0), encoding="utf-8")
+        for name in _digests(out, names).keys() - earlier.keys() - written.keys():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(out / name, new / name)
         _exchange(new, out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -175,6 +182,19 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
         )
 
 
+def _require_unchanged(
+    out: Path, command: str, earlier: Mapping[str, str], names: Iterable[str]
+) -> None:
+    """Check that files under these names are as an earlier run of the command has left them."""
+    there = (name for name in names if (out / name).is_file())
+    if foreign := sorted(name for name in there if earlier.get(name) != digest(out / name)):
+        raise FileExistsError(
+            f"--out must be a folder in which the {command} replaces only what it wrote; in {out} "
+            f"it did not write {listed(foreign, 3)}, or not as it is now. Move it away, or give "
+            "another --out."
+        )
+
+
 @contextmanager
 def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
     """Context in which a command writes files under these names into its output folder.
@@ -189,13 +209,7 @@ def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
     marker = _marker(out, command)
     require_own(out, command, is_earlier=marker.exists())
     there = _digests(out, names)
-    earlier = _listed(marker)
-    if foreign := [name for name, own in there.items() if earlier.get(name) != own]:
-        raise FileExistsError(
-            f"--out must be a folder in which the {command} replaces only what it wrote; in {out} "
-            f"it did not write {listed(foreign, 3)}, or not as it is now. Move it away, or give "
-            "another --out."
-        )
+    _require_unchanged(out, command, _listed(marker), there)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in there:

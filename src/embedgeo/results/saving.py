@@ -21,7 +21,7 @@ def checkpoint_name(model: Any, step: Any) -> str:
     """Name of a checkpoint that stands in the names of its files."""
     if not isinstance(model, str) or not model:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
-    if step is not None and not (isinstance(step, int) and step >= 0):
+    if step is not None and not (type(step) is int and step >= 0):
         raise ValueError(
             f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
         )
