@@ -12,15 +12,6 @@ from embedgeo.cli import COMMANDS, main
 from embedgeo.sweep import SweepSettings
 
 
-def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
-    script = Path(sys.executable).with_name("embedgeo")
-    done = subprocess.run(
-        [script, "--help"], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "demo" in done.stdout
-
-
 def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

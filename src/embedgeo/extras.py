@@ -50,11 +50,6 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    try:
-        found = find_spec(module)
-    except ImportError:  # an import hook refuses it
-        return False
-    except ValueError:  # a module that the program has made itself
-        return True
+    found = find_spec(module)
     # a folder of that name is none, such as one of data sets
     return found is not None and found.origin is not None

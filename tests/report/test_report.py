@@ -203,7 +203,7 @@ def test_what_has_been_changed_in_a_report_is_not_replaced(plain: Path, tmp_path
     out = tmp_path / "out"
     report(plain, out=out, metrics=["M"])
     written = (out / "index.html").read_bytes()
-    for name, own in {"index.html": b"<p>mine</p>", "figures/Q-dynamics.png": b"mine"}.items():
+    for name, own in {"index.html": written + b"mine", "figures/Q-dynamics.png": b"mine"}.items():
         (out / name).write_bytes(own)
         before = contents(out)
         with pytest.raises(FileExistsError, match=rf"it did not write {name}, or not as it is now"):

@@ -104,7 +104,6 @@ STATE = Forward().state_dict()
 @pytest.mark.parametrize(
     ("stored", "why"),
     [
-        ({"current_model_state": STATE}, "one model; it holds 2: state_dict, current_model_state"),
         ({"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}}, "2: .*callbacks EMA w"),
         ({"state_dict": {f"net.{k}": v for k, v in STATE.items()}}, "must hold the weights of the"),
         ({"state_dict": {k: v.bool() for k, v in STATE.items()}}, "of 16 bits or more"),

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 
-from embedgeo.checkpoints.sources import list_checkpoints
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     TEXT,
@@ -18,16 +17,6 @@ from tests.sweep.tiny import (
     tokenizer_of,
     write_files,
 )
-
-
-def test_layouts_of_folders(tmp_path):
-    for i, name in enumerate(("step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}")):
-        run = local_run(tmp_path / str(i), steps=(10, 2), name=name)
-        # a final model beside them, as transformers' Trainer leaves it
-        write_files(run, checkpoint_files(3))
-        (run / "logs").mkdir()
-        assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
-        assert [c.step for c in list_checkpoints(str(run / name.format(10)))] == [10]
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):

@@ -20,6 +20,7 @@ import jsonargparse
 from safetensors import safe_open
 
 from embedgeo.formatting import listed, reason
+from embedgeo.results.files import digest
 
 _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"model\.safetensors"),
@@ -169,24 +170,22 @@ def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
 
 def hashed_file(path: Path) -> StoredFile:
     """Size and sha256 of a local file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return StoredFile(path.name, file.tell(), digest)
+    return StoredFile(path.name, path.stat().st_size, digest(path))
 
 
 def sample_digest(paths: Iterable[Path]) -> str:
     """A digest of the sizes of files and of 64 parts of each: others are other files, the same may
     be.
     """
-    digest = hashlib.sha256()
+    sampled = hashlib.sha256()
     for path in paths:
         size = path.stat().st_size
-        digest.update(f"{size} ".encode())
+        sampled.update(f"{size} ".encode())
         with path.open("rb") as file:
             for start in range(0, size, max(4096, size // 64)):
                 file.seek(start)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
+                sampled.update(file.read(4096))
+    return sampled.hexdigest()
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -204,21 +203,17 @@ class Sweep:
             self.print(line)
 
     def _print_values(self, checkpoint: Checkpoint, records: pd.DataFrame, seconds: float) -> None:
-        """Print the loss, and means over blocks (over all layers if none is a block), below a line
-        with the names of the columns.
-        """
-        means: dict[Any, float] = {
-            each["metric"]: each["value"] for each in block_means(to_records(records))
-        }
-        over = "means over blocks" if means else "means over layers"
-        of_model = records["layer"] == MODEL
-        means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
-        values = {**means, **records[of_model].set_index("metric")["value"]}
+        """Print the loss, and means over blocks, below a line with the names of the columns."""
+        every = to_records(records)
+        of_model = [each for each in every if each["layer"] == MODEL]
+        values = {each["metric"]: each["value"] for each in (*block_means(every), *of_model)}
         cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
-        self.print_once("  ".join([f"{'':9}{over:<{self._width}}", *(f"{k:>8}" for k in cells)]))
+        self.print_once(
+            "  ".join([f"{'':9}{'means over blocks':<{self._width}}", *(f"{k:>8}" for k in cells)])
+        )
         aligned = [f"{cell:>{max(8, len(key))}}" for key, cell in cells.items()]
         self.print("  ".join([self._numbered(checkpoint), *aligned]))
 

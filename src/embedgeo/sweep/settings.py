@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,7 +14,7 @@ SPECIAL = "special"  # in place of the ids of a tokenizer's special tokens
 _DEFAULT_SEQ_LEN = 512
 _LEAST = {
     **dict.fromkeys(("batch_size", "id_batches", "workers"), 1),
-    **dict.fromkeys(("max_words", "min_words", "seed"), 0),
+    **dict.fromkeys(("max_words", "min_words"), 0),
 }
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "tokens", "out", "evict", "dry_run", "device", "device_map"),
@@ -49,7 +48,6 @@ class SweepSettings:
         max_words: leave out texts of more words; 0: none.
         sample: share of the texts to take, drawn at random and always the same ones; with
             ``sequence``, of documents.
-        seed: of ``sample``: another one takes other texts.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's
             ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them, of which a
             decoder's sequences have those before a text, such as BOS. ``document``: as it adds them
@@ -139,7 +137,6 @@ class SweepSettings:
     min_words: int = 0
     max_words: int = 0
     sample: float = 1.0
-    seed: int = 0
     special_tokens: Literal["none", "bos", "bos+eos", "default", "document"] = "default"
     count_special: bool = False
     tokenizer: str | None = None
@@ -187,10 +184,16 @@ class SweepSettings:
                 listed or name in ("text", "extra")
             ):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
-        for name, choices in _choices().items():
-            value = getattr(self, name)
-            if value not in choices and value != getattr(SweepSettings, name):
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+        for option in fields(self):
+            kinds = (option.type, *get_args(option.type))
+            choices = [
+                each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)
+            ]
+            value = getattr(self, option.name)
+            if choices and value not in (*choices, option.default):
+                raise ValueError(
+                    f"{option.name} must be one of {', '.join(choices)}; got {value!r}."
+                )
         for name in ("ignore_token_ids", "count_range", "removed_directions"):
             numbers: Any = getattr(self, name)
             if name == "ignore_token_ids" and numbers in (SPECIAL, [SPECIAL]):
@@ -366,15 +369,3 @@ def _seen_from(folder: Path, model: str) -> str:
     """
     path = Path(model).expanduser()
     return os.path.relpath(path.resolve(), folder.resolve()) if path.exists() else model
-
-
-@cache
-def _choices() -> Mapping[str, tuple[str, ...]]:
-    """The values that an option may have, apart from its default, by its type."""
-    kinds = {option.name: (option.type, *get_args(option.type)) for option in fields(SweepSettings)}
-    return {
-        name: get_args(kind)
-        for name, each in kinds.items()
-        for kind in each
-        if get_origin(kind) is Literal
-    }

@@ -162,7 +162,6 @@ def prepare_texts(
         min_words=settings.min_words,
         max_words=settings.max_words,
         share=settings.sample,
-        seed=settings.seed,
     )
     (cut,) = tee(cut, 1)  # read once, copied for each
     sha256 = "" if documents.is_streamed else documents.sha256

@@ -251,18 +251,17 @@ def cut_texts(
     min_words: int = 0,
     max_words: int = 0,
     share: float = 1.0,
-    seed: int = 0,
 ) -> Iterator[str]:
     """Cut documents into texts, as they are asked for, and leave out those of fewer or more words
     (0: no limit).
 
     Texts have no white space around them, and blank ones are left out; of the unit ``sequence``
-    they are the documents as they are. Of all, the share that is kept is drawn, each by the seed
-    and its number alone.
+    they are the documents as they are. Of all, the share that is kept is drawn, each by its number
+    alone.
     """
     texts = documents if unit == "sequence" else _stripped(documents, unit)
     draws = chain.from_iterable(
-        (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist()
+        (row_keys(start, _DRAWN_AT_ONCE, seed=0) < share).tolist()
         for start in count(0, _DRAWN_AT_ONCE)
     )
     for text, is_drawn in zip(texts, draws, strict=False):
