@@ -44,6 +44,7 @@ def test_batches_that_are_pending_are_merged():
 def test_another_metric_or_one_with_other_arguments_is_not_merged():
     for metric, other, message in (
         (EmbeddingMoments(DIM), EmbeddingMoments(DIM + 1), "can only merge .* with dim=4; got .*5"),
+        (Anisotropy(DIM, batch_size=9), Anisotropy(DIM, batch_size=8), r"got \[8\] for \[9\]"),
         (EmbeddingMoments(DIM), Anisotropy(DIM), "got a Anisotropy with dim=4"),
         (EmbeddingMoments(DIM), {"n": torch.tensor(1.0)}, "the same arguments; these states"),
         (TokenMoments(DIM), TokenMoments(DIM, count_range=(1, 5)), "the same arguments"),

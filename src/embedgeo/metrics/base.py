@@ -352,6 +352,11 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
+            if _sizes(incoming_state) != _sizes(self):
+                raise ValueError(
+                    f"can only merge a metric with the same arguments; got {_sizes(incoming_state)} "
+                    f"for {_sizes(self)}."
+                )
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(
@@ -419,6 +424,11 @@ def _refuse_gathered(states: Tensor) -> Tensor:
         "the states of a metric must be reduced together, by its sync_context(); sync() of "
         f"torchmetrics {version('torchmetrics')} has gathered one of {len(states)} ranks by itself."
     )
+
+
+def _sizes(metric: Any) -> list[int]:
+    """How many rows its states hold or take together, where that is an argument."""
+    return [state.size for state in metric.declared.values() if hasattr(state, "size")]
 
 
 def values_of(metric: GeometryMetric) -> dict[str, Tensor]:
