@@ -52,6 +52,8 @@ def test_another_metric_or_one_with_other_arguments_is_not_merged():
     ):
         with pytest.raises(ValueError, match=message):
             metric.merge_state(other)
+    with pytest.raises(TypeError, match="a metric or its state; got 2"):
+        EmbeddingMoments(DIM).merge_state(2)
 
 
 def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):

@@ -352,11 +352,13 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
-            if _sizes(incoming_state) != _sizes(self):
+            own, others = _sizes(self), _sizes(incoming_state)
+            if own != others:
                 raise ValueError(
-                    f"can only merge a metric with the same arguments; got {_sizes(incoming_state)} "
-                    f"for {_sizes(self)}."
+                    f"can only merge a metric with the same arguments; got {others} for {own}."
                 )
+        if not isinstance(states, Mapping):
+            raise TypeError(f"can only merge a metric or its state; got {incoming_state!r}.")
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(
