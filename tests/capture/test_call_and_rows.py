@@ -316,20 +316,26 @@ def test_the_mask_of_a_batch_that_is_one_argument_is_read(kind):
     assert values["block.01"]["n"] == 6
 
 
-def test_rows_of_images_are_not_those_of_as_many_tokens():
+@pytest.mark.parametrize("kind", ["Siglip", "CLIP"])
+def test_rows_of_images_are_not_those_of_as_many_tokens(kind):
     shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**shape, "intermediate_size": 16, "vocab_size": 30, "max_position_embeddings": 16}
+    length = 16 + (kind == "CLIP")
+    text = {**shape, "intermediate_size": 16, "vocab_size": 30, "max_position_embeddings": length}
     image = {**shape, "intermediate_size": 16, "image_size": 16, "patch_size": 4}
-    model = hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=image)).eval()
-    ids = torch.randint(30, (2, 16))
-    batch = {"input_ids": ids, "attention_mask": (torch.arange(16) < 9).expand(2, 16).long()}
+    config = getattr(hf, f"{kind}Config")(text_config=text, vision_config=image)
+    model = getattr(hf, f"{kind}Model")(config).eval()
+    ids = torch.randint(30, (2, length))
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(length) < 9).expand(2, -1).long()}
     batch["pixel_values"] = torch.randn(2, 3, 16, 16)
-    assert measured(model, **batch)["block.01"]["n"] == 18
+    given = {} if kind == "Siglip" else {"token_ids": ids}
+    with torch.no_grad(), observe(model, **given) as geometry:
+        model(**batch)
+    assert geometry.compute()["block.01"]["n"] == 18
     for layers in "vision_model.encoder.layers.0", "vision_model.*.mlp":
         with pytest.raises(ValueError, match="beside the blocks of the text"):
             measured(model, **batch, layers=layers)
     values = measured(model, **batch, layers=lambda whole: whole.vision_model)
-    assert values["block.01"]["n"] == 32
+    assert values["block.01"]["n"] == 2 * length
 
 
 @pytest.mark.parametrize("tokens", [True, False])
@@ -364,7 +370,9 @@ class Masked(Small):
 
 @pytest.mark.parametrize("is_embedded", [False, True])
 @pytest.mark.parametrize("shape", [(3, 4), (3, 1, 1, 4), (3, 1, 4, 4), (3, 4, 4)])
-@pytest.mark.parametrize("name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad"])
+@pytest.mark.parametrize(
+    "name", ["mask", "padding_mask", "input_mask", "attn_mask", "is_pad", "look_ahead_mask"]
+)
 def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded):
     ids = torch.arange(12).view(3, 4)
     x = torch.randn(3, 4, 8) if is_embedded else ids

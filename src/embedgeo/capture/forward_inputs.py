@@ -45,7 +45,9 @@ _PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "inpu
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, but for one of what is to be predicted
-_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special|head|causal))\w*(mask|pad)\w*")
+_UNTOLD_BY_OTHERS = re.compile(
+    r"(?!.*(loss|label|target|special)|(\w+_)?head_mask)\w*(mask|pad)\w*"
+)
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}

@@ -274,12 +274,13 @@ def other_towers(model: nn.Module, tables: Iterable[nn.Module]) -> set[nn.Module
     """The modules of those parts of a model that have blocks of their own beside the part that has
     the embedding tables and blocks: the images' beside the text's.
     """
-    tables = {*tables}
     parts = [module for module in model.modules() if find_stack(module)]
-    with_table = [part for part in parts if contains_any(part, tables)]
-    # the innermost, with what is inside of it
-    own = {*with_table[-1].modules()} if with_table else {*model.modules()}
-    others = (part for part in parts if part not in own and part not in with_table)
+    stack = find_stack(model)
+    # where the model tells no table, as CLIP does not: the blocks of the text
+    marks = {*tables} or ({stack.parent} if stack else set())
+    of_text = [part for part in parts if contains_any(part, marks)]
+    own = {*of_text[-1].modules()} if of_text else set()  # the innermost
+    others = (part for part in parts if part not in own and part not in of_text)
     return {module for part in others for module in part.modules()}
 
 
