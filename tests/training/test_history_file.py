@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 
-from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor, load_results
+from embedgeo import Anisotropy, GeometryCallback, GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile
@@ -151,6 +151,37 @@ def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_
         "history.1.parquet": [0, 2, 4, 6, 8],
         "history.2.parquet": [2],
     }
+
+
+def batched(size):
+    return lambda dim: [Anisotropy(dim, batch_size=size)]
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "name"),
+    [
+        ({}, {"probe": [torch.arange(3)]}, "measured_on"),
+        ({}, {"window": 2}, "window"),
+        ({"metrics": batched(2)}, {"metrics": batched(3)}, "Anisotropy"),
+    ],
+)
+def test_numbers_of_other_rows_or_arguments_are_no_continuation(
+    tmp_path, caplog, options, others, name
+):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+    state = looped(tmp_path, range(5), **options)
+    looped(tmp_path, range(5, 9), state=state, **{**options, **others})
+    assert written(tmp_path)["history.1.parquet"] == [0, 2, 4]
+    assert f"an earlier run, with another {name}, is kept" in caplog.text
+
+
+def test_another_probe_is_named(tmp_path):
+    one, other = ({"probe": [torch.arange(3) + i]} for i in range(2))
+    state = looped(tmp_path, range(5), **one)
+    state = looped(tmp_path, range(5, 9), state=state, **one)
+    with pytest.warns(UserWarning, match="probe are others than those of earlier steps"):
+        looped(tmp_path, range(9, 13), state=state, **other)
+    assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8, 10, 12]}
 
 
 def test_a_resumed_run_drops_nothing_that_was_measured(tmp_path, caplog):

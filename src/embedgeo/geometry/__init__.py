@@ -335,6 +335,12 @@ class Geometry:
         if bool(all_reduce_max(failed) if is_distributed() else failed):
             raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
 
+    def origin_of_metrics(self) -> dict[str, str]:
+        """The classes of the metrics, with digests of their arguments, once they have seen rows."""
+        metrics = next(iter(self._metrics.values()), None)
+        recorded = [] if metrics is None else export.recorded_metrics(metrics)
+        return {name: digest for name, _, digest in (each.partition(" ") for each in recorded)}
+
     def origin(self) -> dict[str, str]:
         """Model, settings and versions that the values depend on, as histories record them."""
         inner = measured_model(self.model)

@@ -1,5 +1,6 @@
 """Base of the metrics: it takes rows in, and declares, casts, merges and synchronises states."""
 
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -162,12 +163,12 @@ class GeometryMetric(Metric):
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
         self.declare(RowCounts(torch.tensor(0), torch.tensor(0)))
-        text = repr((type(self).__qualname__, settings, kwargs))
+        # an address is another one in another process
+        text = re.sub(r" at 0x\w+", "", repr((type(self).__qualname__, settings, kwargs)))
         digest = list(blake2b(text.encode(), digest_size=8).digest())
         self.add_state("settings", torch.tensor(digest, dtype=torch.uint8), dist_reduce_fx=None)
-        if " at 0x" not in text:  # an address is another one in another process
-            # states have been loaded by then
-            self.register_load_state_dict_pre_hook(partial(_require_own_settings, digest))  # type: ignore[no-untyped-call]  # it has no annotations
+        # states have been loaded by then
+        self.register_load_state_dict_pre_hook(partial(_require_own_settings, digest))  # type: ignore[no-untyped-call]  # it has no annotations
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

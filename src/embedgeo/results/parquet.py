@@ -88,7 +88,7 @@ _ORIGIN = "origin"  # of a history, there, too
 _WRITER = "writer"
 _RUN = "run"
 _KEY = ["step", "layer", "metric"]  # of a record
-_WITHOUT_EFFECT = {"model", "embedgeo", "torch"}  # of an origin: they change no value
+_WITHOUT_EFFECT = {"date", "model", "embedgeo", "torch"}  # of an origin: they change no value
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
 
 
@@ -203,7 +203,8 @@ class HistoryFile:
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
     the next file of this process at its path, or the interpreter's exit. Records are held until
     they are written. ``origin`` says what the values depend on, in texts by name, which are in the
-    file's metadata, with the date.
+    file's metadata, with the date; it may get more. What is not in it stays as the file has it that
+    goes on.
     """
 
     def __init__(
@@ -220,8 +221,7 @@ class HistoryFile:
         self.path = folder.absolute() / f"history{suffix}.parquet"
         self._own = uuid4().hex
         self.run = run
-        self._origin = origin
-        self._metadata = {_ORIGIN: json.dumps({"date": today(), **origin}), _WRITER: self._own}
+        self.origin = {"date": today(), **origin}
         self._start = start
         self._kept = ""  # what the file at the path is, if it is to be kept
         self._earlier: pa.Table | None = None  # records of the file; None until it has been read
@@ -256,7 +256,8 @@ class HistoryFile:
         said = ""
         with replacing(self.path) as temporary:
             table = pa.concat_tables([self._earlier, *self._tables])
-            pq.write_table(_with_terms(table.replace_schema_metadata(self._metadata)), temporary)
+            texts = {_ORIGIN: json.dumps(self.origin), _WRITER: self._own, _RUN: self.run}
+            pq.write_table(_with_terms(table.replace_schema_metadata(texts)), temporary)
             if self._kept and self.path.exists():
                 said = f"{self._kept} is kept in {self.path.rename(self._free())}."
             self._kept = ""
@@ -297,12 +298,12 @@ class HistoryFile:
         run, origin = metadata.get(_RUN, ""), json.loads(metadata.get(_ORIGIN, "{}"))
         differing = [
             name
-            for name, own in self._origin.items()
+            for name, own in self.origin.items()
             if name not in _WITHOUT_EFFECT and origin.get(name, own) != own
         ]
         goes_on = self.run in ("", run) and not differing
+        self.origin = {**(origin if goes_on else {}), **self.origin}
         self.run = self.run or run or self._own
-        self._metadata[_RUN] = self.run
         added = pa.concat_tables(self._tables).to_pandas()
         is_earlier = (written["step"] < added["step"][0]) & (written["step"] <= self._start)
         later = written[~is_earlier & (written["step"] != self._start)]

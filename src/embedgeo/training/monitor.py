@@ -330,6 +330,7 @@ class Monitor(ABC):
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
         self._num_probe_batches = 0  # at the last measurement
+        self._probe_digest = ""
         self._failed = False
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
@@ -431,8 +432,13 @@ class Monitor(ABC):
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
 
+                origin = {
+                    **self._geometry.origin(),
+                    "measured_on": "training batches" if self.probe is None else "a probe",
+                    "window": str(self.window),
+                }
                 self._file = HistoryFile(
-                    Path(folder), prefix, self._geometry.origin(), start=step, run=self._history_run
+                    Path(folder), prefix, origin, start=step, run=self._history_run
                 )
 
     def _open(self, batch: Any) -> bool:
@@ -818,6 +824,8 @@ class Monitor(ABC):
             remaining = iter(batches)
             while True:
                 taken = [*islice(remaining, num_sharing)]
+                if not (as_training or num_batches):
+                    self._know_probe(taken[:1])
                 if taken:
                     own = taken[min(rank, len(taken) - 1)]
                     # a module may change a batch on its way to the device, and has done so
@@ -833,6 +841,18 @@ class Monitor(ABC):
                     self._forward(own)
                 self._detach()
                 num_batches += len(taken)
+
+    def _know_probe(self, batches: Sequence[Any]) -> None:
+        """Record what a probe begins with, once it has begun so twice: masks may be drawn anew."""
+        own, before = f"{digest(batches):x}", self._probe_digest
+        self._probe_digest = own
+        if self._file is not None and own == before:
+            if self._file.origin.setdefault("probe", own) != own:
+                self._warn(
+                    "the batches of the probe are others than those of earlier steps in "
+                    f"{self._file.path}: do not compare them."
+                )
+            self._file.origin["probe"] = own
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls
@@ -859,7 +879,7 @@ class Monitor(ABC):
                 self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
-            has_lost = bool(records and blocks_by_side(silent))
+            has_lost = bool(blocks_by_side(silent))
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
                 self._warn_of_nothing(
@@ -886,6 +906,7 @@ class Monitor(ABC):
             self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
         if self._file is not None:
+            self._file.origin |= geometry.origin_of_metrics()
             self._write(partial(self._file.add, measured))
             self._history_run = self._file.run
         self._log(step, logged)

@@ -204,6 +204,8 @@ class StepMonitor(Monitor):
         accumulated for one that was not taken.
         """
         same = self._are_trained and states(self._watched) == self._at_start
+        # others may be trained now
+        same &= [*map(id, some_weights(self._model))] == [*map(id, self._watched)]
         if self._meetings is not None and is_distributed():
             occasion = f"the end of step {self._now}"
             with suppress(Exception):  # the group is gone
