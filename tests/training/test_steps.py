@@ -67,6 +67,38 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     assert {*found[found.layer == "mean"].step} == {0}
 
 
+def test_a_model_that_another_one_is_trained_for_is_named_once():
+    model, batch = gpt_neox(), token_batch()
+    monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            with monitor.step(step):
+                (model if step == 0 else copy.deepcopy(model))(**batch)
+        monitor.close()
+    (told,) = of_monitors(caught)
+    assert "no forward pass reached embed, block.00" in told
+    assert steps(monitor) == [0]
+
+
+@pytest.mark.parametrize("num_steps", [5, 6])
+def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(num_steps):
+    model, batch = gpt_neox(), token_batch()
+    model.requires_grad_(False).gpt_neox.layers[0].requires_grad_()
+    monitor = StepMonitor(model.train(), 4, **OPTIONS)
+    for step in range(num_steps):
+        if step in (0, 3):
+            model.requires_grad_(False)
+            layer = model.gpt_neox.layers[step > 0].requires_grad_()
+            optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        with monitor.step(step, batch):
+            model(**batch).logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    assert steps(monitor) == [0, 4, num_steps]
+
+
 @pytest.mark.parametrize("close", [False, True])
 def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
     logged = {}
