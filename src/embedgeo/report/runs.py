@@ -525,7 +525,7 @@ def _with_finals_alone(
     own name.
     """
     models = {
-        name: str(records["model"].iloc[0] or "").rstrip("/") or name
+        name: str(records["model"].iloc[0]).rstrip("/")
         for checkpoints in by_series.values()
         for name, records in checkpoints.items()
         if name in finals
