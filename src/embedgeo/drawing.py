@@ -6,11 +6,10 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -21,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
@@ -41,6 +40,7 @@ ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
+_LOG_STEPS = np.log1p, np.expm1  # and its inverse
 DASHES = "-", (0, (5, 1.5))
 """Of the means over the blocks of an encoder and of its decoder."""
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
@@ -136,18 +136,13 @@ class Picture(Figure):
 
 
 @contextmanager
-def style(changes: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """The look of all figures, with changes of it."""
-    parameters: Any = mpl.rcParams
-    wanted = {**_STYLE, **changes}
-    if all(parameters[name] == value for name, value in wanted.items()):  # setting it takes time
-        yield
-        return
+def style() -> Iterator[None]:
+    """The look of all figures."""
     with mpl.rc_context(), warnings.catch_warnings():
         # in names, which are the users'
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         mpl.rcdefaults()
-        parameters.update(wanted)
+        mpl.rcParams.update(_STYLE)  # type: ignore[arg-type]
         yield
 
 
@@ -265,13 +260,6 @@ class StepAxis:
         self.last = steps[-1]
         self.label = "optimizer step" + (" (log scale)" if self.is_log else "")
 
-    def position(self, steps: Sequence[int]) -> Array:
-        """Positions of steps along the axis: 0 for its first step, 1 for its last."""
-        scaled = (np.log1p if self.is_log else np.asarray)(
-            np.array([self.first, self.last, *steps], dtype=float)
-        )
-        return (scaled[2:] - scaled[0]) / (scaled[1] - scaled[0] or 1)
-
     def ticks(self, digits: Sequence[int] = (1,)) -> list[int]:
         """Round steps to name; on a logarithmic axis, steps of one of the digits followed by
         zeros.
@@ -294,7 +282,7 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
     axis = StepAxis(steps, is_log=steps[0] >= 0 and any(StepAxis(run).is_log for run in runs))
     ax.set_xlabel(axis.label)
     if axis.is_log:
-        ax.set_xscale("function", functions=(np.log1p, np.expm1))
+        ax.set_xscale("function", functions=_LOG_STEPS)
         ax.xaxis.set_minor_locator(ticker.FixedLocator(axis.ticks((2, 5))))
     ax.xaxis.set_major_locator(ticker.FixedLocator(axis.ticks()))
     ax.xaxis.set_major_formatter(tick_label)
@@ -500,9 +488,11 @@ def depth_colours(num_layers: int) -> Array:
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
     """Add a colour bar for steps; their colours, from violet to orange for the last."""
     axis = StepAxis(steps)
-    bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
-    bar.set_ticks(axis.position(axis.ticks()), labels=[tick_label(step) for step in axis.ticks()])
-    colours: Array = TIME(axis.position(steps))
+    ends = steps[0], steps[-1]
+    norm = FuncNorm(_LOG_STEPS, *ends) if axis.is_log else Normalize(*ends)
+    bar = value_bar(ax, ScalarMappable(norm, TIME), axis.label)
+    bar.set_ticks(axis.ticks())
+    colours: Array = TIME(norm(np.array(steps, dtype=float)))
     return colours
 
 

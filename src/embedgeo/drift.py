@@ -134,8 +134,7 @@ class Drift:
 
     def reset(self) -> None:
         """Drop the rows of earlier measurements: another run begins."""
-        self._first: dict[str, _Rows] = {}
-        self._previous: dict[str, _Rows] = {}
+        self._earlier: dict[str, dict[str, _Rows]] = {"previous": {}, "first": {}}
         self._has_warned = False
 
     def __call__(self, step: int, records: Sequence[Record], geometry: "Geometry") -> list[Record]:
@@ -146,14 +145,15 @@ class Drift:
                 "Drift compares the rows that a metric samples; no metric does. Add "
                 "embedgeo.IntrinsicDimension to metrics=."
             )
+        previous, first = self._earlier.values()
         changed = [
             layer
             for layer, rows in now.items()
-            if layer in self._previous and rows.shared(self._previous[layer]) is None
+            if layer in previous and rows.shared(previous[layer]) is None
         ]
         if changed:
-            self._first = {}
-            self._previous = {}
+            previous.clear()
+            first.clear()
             self._warn(
                 f"Drift compares the same rows at every measurement; at step {step} layer "
                 f"{changed[0]!r} has rows of other tokens, and comparing begins again. Give a "
@@ -162,10 +162,9 @@ class Drift:
         indices = {each["layer"]: each["layer_index"] for each in records}
         added = list[Record]()
         for layer, rows in now.items():
-            earlier = {"previous": self._previous.get(layer), "first": self._first.get(layer)}
+            earlier = {name: kept.get(layer) for name, kept in self._earlier.items()}
             added += drift_records(layer, indices[layer], rows, earlier, geometry.device)
-        self._first = now | self._first
-        self._previous = self._previous | now
+        self._earlier = {"previous": previous | now, "first": now | first}
         return [*added, *block_means(added)]
 
     def _warn(self, message: str) -> None:
@@ -177,15 +176,15 @@ class Drift:
         """The rows of the first and of the last measurement."""
         return {
             name: {layer: rows._asdict() for layer, rows in kept.items()}
-            for name, kept in (("first", self._first), ("previous", self._previous))
+            for name, kept in self._earlier.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Go on from what `state_dict` has returned."""
-        self._first, self._previous = (
-            {layer: _Rows(**kept) for layer, kept in state[name].items()}
-            for name in ("first", "previous")
-        )
+        self._earlier = {
+            name: {layer: _Rows(**kept) for layer, kept in state[name].items()}
+            for name in self._earlier
+        }
 
 
 def drift_records(

@@ -17,13 +17,15 @@ def short(number: float, digits: int = 3) -> str:
     if 0 < abs(number) < 1e-3:
         rounded = np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
         return with_minus(rounded.replace(".e", "e"))
-    size, letter = next(
-        ((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size),
-        (1, ""),
-    )
-    return with_minus(
-        np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter
-    )
+    unit, letter = _unit(number, "BMk")
+    rounded = np.format_float_positional(number / unit, digits, fractional=False, trim="-")
+    return with_minus(rounded + letter)
+
+
+def _unit(number: float, letters: str) -> tuple[float, str]:
+    """The largest of 10⁹, 10⁶ and 10³ that a number reaches, and its letter; else 1."""
+    units = zip((1e9, 1e6, 1e3), letters, strict=True)
+    return next(((unit, letter) for unit, letter in units if abs(number) >= unit), (1, ""))
 
 
 def with_minus(numbers: str) -> str:
@@ -41,10 +43,8 @@ def number(value: float) -> str:
 
 def size(num_bytes: float) -> str:
     """A number of bytes."""
-    unit, name = next(
-        ((u, s) for u, s in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "B")
-    )
-    return f"{num_bytes / unit:.3g} {name}"
+    unit, letter = _unit(num_bytes, "GMk")
+    return f"{num_bytes / unit:.3g} {letter}B"
 
 
 def with_error(value: float, error: float) -> str:

@@ -170,10 +170,10 @@ def _runs(results: Results, tables: str) -> list[Run]:
         return read_folder(Path(results))
     made = dict[str, pd.DataFrame]()
     if isinstance(results, Geometry):
-        if tables == "tokens" and (types := results.token_tables()) is not None:
-            made = {tables: types}
-        if tables == "spectra":
-            made = {kind: each for kind, each in results.layer_tables().items() if kind == tables}
+        if tables:
+            made = (
+                {tables: results.token_tables()} if tables == "tokens" else results.layer_tables()
+            )
         results = results.records()
     if isinstance(results, pd.DataFrame):
         return runs_of_records(results)

@@ -26,7 +26,7 @@ def test_they_are_those_of_the_csv_to_four_digits_and_there_once(page, name, kin
     texts = [json.dumps(each) for each in found["shared"]]
     assert len(texts) == len({*texts})
     expected = page.numbers(name, index)
-    of_figure = found["figures"][name]["panels"][0]["lines"]
+    of_figure = found["figures"][name]["lines"]
     (lines,) = [each for each in of_figure if each["kind"] == kind]
     names, at = (found["shared"][lines[place]] for place in ("names", "at"))
     assert list(expected.index) == at

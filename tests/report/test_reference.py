@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report.reference import before_band, read_references, reference_band
+from embedgeo.report.reference import before_band, read_references
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import model_record
@@ -46,40 +46,43 @@ def block_mean(run, metric):
     return run.means(metric)[MEAN]
 
 
+def band(data):
+    return data.numbers["earlier runs, lowest"], data.numbers["earlier runs, highest"]
+
+
 def test_the_band_is_the_range_of_the_means_over_blocks(own, tmp_path):
     folders = [scaled(tmp_path / f"seed{i}", factor) for i, factor in enumerate((0.8, 5.0, 0.9))]
     run, earlier = behind(own, *folders)
-    band, mean = reference_band(run, "anisotropy", MEAN, earlier), block_mean(run, "anisotropy")
-    np.testing.assert_allclose(band.low, 0.8 * mean)
-    np.testing.assert_allclose(band.high, 5.0 * mean)
-    assert (band.runs, band.unit) == (["seed0", "seed1", "seed2"], "steps")
-    assert "within it at 5 of 5 steps" in band.describe(mean)
     (data,) = before_band(run, "anisotropy", earlier)
-    np.testing.assert_allclose(data.numbers["reference highest"], band.high)
-    assert "3 earlier (seed0, seed1, seed2)" in data.text
-    assert data.figure.axes[0].get_ylim()[1] >= band.high.max()
+    mean, (low, high) = block_mean(run, "anisotropy"), band(data)
+    np.testing.assert_allclose(low, 0.8 * mean)
+    np.testing.assert_allclose(high, 5.0 * mean)
+    assert "3 earlier (seed0, seed1, seed2), mean over blocks, at equal steps" in data.text
+    assert "within it at 5 of 5 steps" in data.text
+    assert data.figure.axes[0].get_ylim()[1] >= high.max()
 
 
 def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them(own, tmp_path):
     run, earlier = behind(own, scaled(tmp_path / "earlier", 1.0, (1, 64)))
-    band = reference_band(run, "Q", MEAN, earlier)
+    (data,) = before_band(run, "Q", earlier)
     ends = block_mean(earlier[0], "Q").tolist()
     at_8 = np.interp(np.log(9), [np.log(2), np.log(65)], ends)
     expected = [np.nan, ends[0], at_8, ends[1], np.nan]
-    assert band.low.to_list() == pytest.approx(expected, nan_ok=True)
-    assert band.high.equals(band.low)
-    curve = pd.Series([1.0, ends[0], 0.0, ends[1], 1.0], pd.Index(STEPS, name="step"))
-    assert "within it at 2 of 3 steps" in band.describe(curve)
+    low, high = band(data)
+    assert low.to_list() == pytest.approx(expected, nan_ok=True)
+    assert high.equals(low)
+    assert "within it at 0 of 3 steps" in data.text
 
 
 def test_runs_that_know_their_tokens_stand_at_equal_tokens(own, tmp_path):
     steps = tuple(2 * step for step in STEPS)
     folder = scaled(tmp_path / "earlier", 1.0, steps, tokens_per_step=1000)
     run, earlier = behind(scaled(tmp_path / "fast", 1.0, tokens_per_step=2000), folder)
-    band = reference_band(run, "Q", MEAN, earlier)
-    assert band.unit == "tokens"
-    np.testing.assert_allclose(band.low, block_mean(earlier[0], "Q"))
-    assert reference_band(read_runs([own])[0], "Q", MEAN, earlier).unit == "steps"
+    (data,) = before_band(run, "Q", earlier)
+    assert "at equal tokens" in data.text
+    np.testing.assert_allclose(band(data)[0], block_mean(earlier[0], "Q"))
+    (data,) = before_band(read_runs([own])[0], "Q", earlier)
+    assert "at equal steps" in data.text
 
 
 def test_other_settings_are_refused(tmp_path):

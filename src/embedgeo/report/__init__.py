@@ -104,16 +104,18 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
     """All values, with their standard errors and those of the baseline beside them."""
     parts = []
     for run in runs:
-        with_means = pd.concat([run.values, run.means_recorded])
-        values, errors, gaussian, model = (
-            frame.rename_axis(columns="metric").stack(future_stack=True)
-            for frame in (with_means, run.errors, run.baseline, run.model)
-        )
-        of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        of_layers = {"value": values, "stderr": errors, "gaussian": gaussian}
-        at_layers = pd.DataFrame(of_layers).reindex(values.index).reset_index()
-        known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
-        parts += [frame.assign(run=run.label) for frame in known]
+        model = run.model.assign(layer=MODEL).set_index("layer", append=True)
+        known = {
+            "value": pd.concat([model, run.values, run.means_recorded]),
+            "stderr": run.errors,
+            "gaussian": run.baseline,
+        }
+        stacked = {
+            name: frame.rename_axis(columns="metric").stack(future_stack=True)
+            for name, frame in known.items()
+        }
+        records = pd.DataFrame(stacked).reindex(stacked["value"].index).dropna(subset="value")
+        parts.append(records.reset_index().assign(run=run.label))
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     records = pd.concat(parts, ignore_index=True)[columns]
     records = records.assign(**records[["run", "layer", "metric"]].map(cell))

@@ -106,13 +106,10 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     draw.value_axis(ax, named, table.T, baseline.reset_index(drop=True), run.axis, errors.T)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
-    table, errors, of_all, baselines = (
-        each.drop("", errors="ignore") for each in (table, errors, of_all, baseline)
-    )
     numbers, bands = with_errors(
         *(_of_rows(each.rename(columns=columns), shown.rows) for each in (table, errors))
     )
-    numbers = numbers.join([_of_rows(of_all, ALL_ROWS), baselines])
+    numbers = numbers.join([_of_rows(of_all, ALL_ROWS), baseline]).drop("", errors="ignore")
     alt = f"{named.name} against layer" + (
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )

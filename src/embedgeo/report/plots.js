@@ -32,14 +32,14 @@
     return ticks.filter((_, i) => i % Math.ceil(ticks.length / most) === 0);
   };
 
-  // --- the lines of a panel, on common abscissae ---
-  const linesOf = panel => {
-    const over = panel.x.over;
+  // --- the lines of a figure, on common abscissae ---
+  const linesOf = figure => {
+    const over = figure.x.over;
     const places = lines => over === "layer" ? shared[lines.at].map((_, i) => i) : shared[lines.at];
-    const xs = [...new Set(panel.lines.flatMap(places))].sort((a, b) => a - b);
+    const xs = [...new Set(figure.lines.flatMap(places))].sort((a, b) => a - b);
     const index = new Map(xs.map((x, i) => [x, i]));
     const made = [];
-    for (const lines of panel.lines) {
+    for (const lines of figure.lines) {
       const at = places(lines);
       const isOff = over === "layer" ? shared[lines.at].map(name => view.off.layer.has(name)) : [];
       const aligned = column => {
@@ -60,29 +60,29 @@
     }
     return { xs, lines: made };
   };
-  const isChosen = panel => {
-    const has = kind => panel.lines.some(lines => lines.kind === kind);
-    return (view.off.layer.size && (panel.x.over === "layer" || has("layer"))) || (view.off.run.size && has("run"));
+  const isChosen = figure => {
+    const has = kind => figure.lines.some(lines => lines.kind === kind);
+    return (view.off.layer.size && (figure.x.over === "layer" || has("layer"))) || (view.off.run.size && has("run"));
   };
-  const wholeRange = (panel, xs) => {
+  const wholeRange = (figure, xs) => {
     const [first, last] = [xs[0], xs[xs.length - 1]];
-    if (panel.x.over === "depth") return [-0.02, 1.02];
-    const margin = panel.x.over === "layer" ? 0.04 * (last - first) : 0;
+    if (figure.x.over === "depth") return [-0.02, 1.02];
+    const margin = figure.x.over === "layer" ? 0.04 * (last - first) : 0;
     return first === last ? [first - 0.5, last + 0.5] : [first - margin, last + margin];
   };
   // As in the picture, unless there is another choice: then what is shown of it, without what lies far from the blocks.
-  const valueRange = (panel, xs, lines, within) => {
-    const [low, high] = panel.y.range;
-    const wantsLog = view.values ? view.values === "log" : panel.y.isLog;
+  const valueRange = (figure, xs, lines, within) => {
+    const [low, high] = figure.y.range;
+    const wantsLog = view.values ? view.values === "log" : figure.y.isLog;
     const inside = [];
     for (const line of lines.filter(each => MAIN.includes(each.kind)))
       line.values.forEach((value, i) => {
         if (value == null || xs[i] < within[0] || xs[i] > within[1]) return;
-        if (isChosen(panel) || (value >= low && value <= high)) inside.push(value);
+        if (isChosen(figure) || (value >= low && value <= high)) inside.push(value);
       });
     const shown = wantsLog ? inside.filter(value => value > 0) : inside;
     const isLog = wantsLog && (shown.length > 0 || low > 0);
-    const isPicture = !isChosen(panel) && !view.zoom[panel.x.over] && (low > 0 || !isLog);
+    const isPicture = !isChosen(figure) && !view.zoom[figure.x.over] && (low > 0 || !isLog);
     if (isPicture || !shown.length) return { isLog, range: isLog && low <= 0 ? [high / 1000, high] : [low, high] };
     const [forth, back] = isLog ? [Math.log10, x => 10 ** x] : [x => x, x => x];
     const ends = [Math.min(...shown), Math.max(...shown)].map(forth);
@@ -102,32 +102,30 @@
     path.setAttribute("stroke-dasharray", line.dash.join(" "));
     return made;
   };
-  const legendOf = drawn => {
+  const legendOf = ({ lines, range }) => {
     const entries = new Map();
-    for (const { lines, range } of drawn) {
-      for (const kind of ["layer", "step"]) {
-        const family = lines.filter(line => line.kind === kind);
-        if (family.length < 2) continue;
-        const strip = element("span", { className: "strip" });
-        strip.style.background = `linear-gradient(90deg, ${family.map(line => line.colour).join()})`;
-        entries.set(kind, element("span", {}, family[0].name, strip, family[family.length - 1].name));
-      }
-      for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
-        const values = line.values.filter(value => value != null);
-        const [least, most] = [Math.min(...values), Math.max(...values)];
-        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), all: "all rows" }[line.kind] || line.name;
-        const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
-        const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
-        if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
-      }
+    for (const kind of ["layer", "step"]) {
+      const family = lines.filter(line => line.kind === kind);
+      if (family.length < 2) continue;
+      const strip = element("span", { className: "strip" });
+      strip.style.background = `linear-gradient(90deg, ${family.map(line => line.colour).join()})`;
+      entries.set(kind, element("span", {}, family[0].name, strip, family[family.length - 1].name));
+    }
+    for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
+      const values = line.values.filter(value => value != null);
+      const [least, most] = [Math.min(...values), Math.max(...values)];
+      const name = { earlier: line.name.replace(/, (low|high)est$/, ""), all: "all rows" }[line.kind] || line.name;
+      const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
+      const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
+      if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
     }
     return [...entries.values()];
   };
-  const beyond = ({ panel, over, xs, lines, range }) => {
+  const beyond = ({ figure, over, xs, lines, range }) => {
     const values = new Map(); // by layer
     for (const line of lines.filter(each => ["layer", "step", "last"].includes(each.kind)))
       line.values.forEach((value, i) => {
-        const layer = over === "layer" ? shared[panel.lines[0].at][xs[i]] : line.name;
+        const layer = over === "layer" ? shared[figure.lines[0].at][xs[i]] : line.name;
         if (value != null) values.set(layer, [...(values.get(layer) || []), value]);
       });
     const note = (arrow, isOut) => {
@@ -161,13 +159,13 @@
     ctx.fill();
     ctx.restore();
   };
-  const prepared = panel => {
-    const { xs, lines } = linesOf(panel);
-    const { over } = panel.x;
-    const isLogX = over === "step" && xs[0] >= 0 && (view.steps ? view.steps === "log" : panel.x.isLog);
-    const whole = wholeRange(panel, xs);
+  const prepared = figure => {
+    const { xs, lines } = linesOf(figure);
+    const { over } = figure.x;
+    const isLogX = over === "step" && xs[0] >= 0 && (view.steps ? view.steps === "log" : figure.x.isLog);
+    const whole = wholeRange(figure, xs);
     const within = view.zoom[over] || whole;
-    return { panel, over, xs, lines, isLogX, whole, within, ...valueRange(panel, xs, lines, within) };
+    return { figure, over, xs, lines, isLogX, whole, within, ...valueRange(figure, xs, lines, within) };
   };
   const drawBands = (u, { over, xs, lines }) => {
     const isRun = lines.some(line => line.kind === "run");
@@ -180,9 +178,10 @@
     for (let i = 0; i < ends.length; i += 2)
       shade(u, xs, ends[i], at => ends[i].values[at], at => ends[i + 1].values[at], 0.3);
   };
-  const drawPanel = (plot, drawn, box) => {
-    const { panel, over, xs, lines, isLogX, within, isLog, range } = drawn;
-    const labels = over === "layer" ? shared[panel.lines[0].labels] : [];
+  const drawLines = (plot, drawn) => {
+    const { box } = plot;
+    const { figure, over, xs, lines, isLogX, within, isLog, range } = drawn;
+    const labels = over === "layer" ? shared[figure.lines[0].labels] : [];
     const layerTicks = () => {
       const shown = xs.filter(x => labels[x] && x >= within[0] && x <= within[1]);
       const room = box.clientWidth / (24 + 6 * Math.max(...labels.map(label => label.length)));
@@ -207,7 +206,7 @@
         { ...axis, size: 20, label: words[over], space: 60, ...(over === "step" && { incrs: WHOLE }), ...(isLogX && { splits: stepTicks }),
           ...(over === "layer" && { splits: layerTicks, values: (_, ticks) => ticks.map(x => labels[x]) }) },
         { ...axis, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map(text => text.length)), space: 30,
-          ...(plot.figure.panels.length > 1 && { label: panel.y.name }), ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
+          ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
@@ -216,7 +215,7 @@
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
         drawAxes: [u => drawBands(u, drawn)],
-        setCursor: [u => u.cursor.left >= 0 && nearest(plot, drawn)],
+        setCursor: [u => u.cursor.left >= 0 && nearest(plot)],
         setSelect: [({ select: { left, width }, posToVal }) => {
           if (width <= 3) return;
           leave(plot); // or its mark would stand where the pointer is not
@@ -230,28 +229,26 @@
   const draw = plot => {
     const { at } = plot;
     plot.isDue = false;
-    plot.drawn.forEach(({ u }) => u.destroy());
-    plot.drawn = plot.figure.panels.map(prepared);
-    plot.legend.replaceChildren(...legendOf(plot.drawn), ...plot.drawn.flatMap(beyond));
-    plot.drawn.forEach((drawn, i) => drawPanel(plot, drawn, plot.boxes[i]));
+    if (plot.drawn) plot.drawn.u.destroy();
+    const drawn = plot.drawn = prepared(plot.figure);
+    plot.legend.replaceChildren(...legendOf(drawn), ...beyond(drawn));
+    drawLines(plot, drawn);
     leave(plot);
-    const drawn = at && plot.drawn[at.panel];
-    const line = drawn && drawn.lines.find(each => each.name === at.name && each.kind === at.kind);
-    const i = drawn && drawn.xs.indexOf(at.x);
-    if (line && isShown(drawn, line, i)) show(plot, drawn, line, i);
+    const line = at && drawn.lines.find(each => each.name === at.name && each.kind === at.kind);
+    const i = at && drawn.xs.indexOf(at.x);
+    if (line && isShown(drawn, line, i)) show(plot, line, i);
   };
 
   // --- the value that is pointed at ---
-  const show = (plot, drawn, line, i) => {
-    const { u, dot, panel, over, lines, xs } = drawn;
-    plot.at = { panel: plot.drawn.indexOf(drawn), name: line.name, kind: line.kind, x: xs[i], line, i };
+  const show = (plot, line, i) => {
+    const { u, dot, figure, over, lines, xs } = plot.drawn;
+    plot.at = { name: line.name, kind: line.kind, x: xs[i], line, i };
     const [left, top] = [u.valToPos(xs[i], "x"), u.valToPos(line.values[i], "y")];
-    plot.drawn.forEach(each => { each.dot.hidden = each !== drawn; });
+    dot.hidden = false;
     Object.assign(dot.style, { left: `${left}px`, top: `${top}px`, borderColor: line.colour });
     const error = line.errors && line.errors[i] != null ? ` ± ${full(line.errors[i])}` : "";
-    const what = plot.drawn.length > 1 ? `${panel.y.name} ` : "";
-    const place = over === "layer" ? shared[panel.lines[0].at][xs[i]] : `${over} ${xs[i].toLocaleString("en")}`;
-    const text = `${[line.name, place].filter(Boolean).join(", ")}: ${what}${full(line.values[i])}${error}`;
+    const place = over === "layer" ? shared[figure.lines[0].at][xs[i]] : `${over} ${xs[i].toLocaleString("en")}`;
+    const text = `${[line.name, place].filter(Boolean).join(", ")}: ${full(line.values[i])}${error}`;
     if (plot.readout.textContent !== text) plot.readout.textContent = text;
     plot.root.classList.add("pointed");
     u.setSeries(lines.indexOf(line) + 1, { focus: true }, false);
@@ -261,10 +258,12 @@
     plot.at = null;
     plot.root.classList.remove("pointed");
     plot.readout.textContent = "";
-    plot.drawn.forEach(({ u, dot }) => { dot.hidden = true; u.setSeries(null, { focus: false }, false); });
+    plot.drawn.dot.hidden = true;
+    plot.drawn.u.setSeries(null, { focus: false }, false);
   };
   const isShown = ({ xs, within }, line, i) => line.values[i] != null && xs[i] >= within[0] && xs[i] <= within[1];
-  const nearest = (plot, drawn) => {
+  const nearest = plot => {
+    const { drawn } = plot;
     const { u, xs, lines } = drawn;
     const { left, top } = u.cursor;
     const middle = u.posToIdx(left);
@@ -278,10 +277,10 @@
           const distance = Math.hypot(u.valToPos(xs[i], "x") - left, y - top);
           if (!best || distance <= best.distance) best = { distance, line, i };
         }
-    if (best) show(plot, drawn, best.line, best.i);
+    if (best) show(plot, best.line, best.i);
   };
   const move = (plot, along, up) => {
-    const drawn = plot.drawn[plot.at ? plot.at.panel : 0];
+    const { drawn } = plot;
     const { xs, lines } = drawn;
     const start = lines.find(line => ["mean", "last", "run"].includes(line.kind)) || lines[0];
     if (!start) return;
@@ -289,25 +288,20 @@
     if (up && plot.at) {
       const beside = lines.filter(each => isShown(drawn, each, i)).sort((a, b) => a.values[i] - b.values[i]);
       const next = beside[beside.indexOf(line) + up];
-      if (next) show(plot, drawn, next, i);
+      if (next) show(plot, next, i);
       return;
     }
     const places = xs.map((_, at) => at).filter(at => isShown(drawn, line, at));
     const next = along < 0 ? places.filter(at => at < i).pop() : places.find(at => at > i);
-    const panel = plot.drawn.indexOf(drawn) + along;
-    if (next !== undefined) show(plot, drawn, line, Math.abs(along) > 1 ? places[along > 0 ? places.length - 1 : 0] : next);
-    else if (plot.drawn[panel] && Math.abs(along) === 1) {
-      const other = plot.drawn[panel].lines.find(each => each.name === line.name);
-      if (other) show(plot, plot.drawn[panel], other, other.values.findIndex((_, at) => isShown(plot.drawn[panel], other, at)));
-    }
+    if (next !== undefined) show(plot, line, Math.abs(along) > 1 ? places[along > 0 ? places.length - 1 : 0] : next);
   };
   const zoomBy = (plot, factor) => {
-    const { within, whole, isLogX, panel } = plot.drawn[plot.at ? plot.at.panel : 0];
+    const { within, whole, isLogX, over } = plot.drawn;
     const [forth, back] = isLogX ? [Math.log1p, Math.expm1] : [x => x, x => x];
     const [low, high] = within.map(forth);
     const middle = plot.at ? forth(plot.at.x) : (low + high) / 2;
     const ends = [middle - (middle - low) * factor, middle + (high - middle) * factor].map(back);
-    zoom(panel.x.over, ends, whole);
+    zoom(over, ends, whole);
   };
   const press = (plot, event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -316,26 +310,26 @@
     if (moves[key]) move(plot, ...moves[key]);
     else if (key === "+" || key === "=") zoomBy(plot, 0.5);
     else if (key === "-") zoomBy(plot, 2);
-    else if (key === "Escape" || key === "0") zoom(plot.figure.panels[0].x.over);
+    else if (key === "Escape" || key === "0") zoom(plot.figure.x.over);
     else return;
     event.preventDefault();
   };
 
   const make = host => {
     const figure = figures[host.dataset.plot];
-    const boxes = figure.panels.map(() => element("div", { className: "canvas" }));
+    const box = element("div", { className: "canvas" });
     const [readout, legend] = [element("p", { className: "readout" }), element("p", { className: "legend" })];
     readout.setAttribute("aria-live", "polite");
     const head = element("p", { className: "title" }, element("strong", {}, figure.title));
     const unit = element("p", { className: "unit" }, figure.unit);
     const root = element("div", { className: "plot", tabIndex: 0 }, head,
       element("div", { className: "said" }, unit, readout), legend,
-      element("div", { className: "canvases" }, ...boxes));
+      element("div", { className: "canvases" }, box));
     root.setAttribute("role", "application");
     root.setAttribute("aria-label", `${host.querySelector("img").alt} ${KEYS}`);
     host.append(root);
     host.classList.add("live");
-    const plot = { figure, root, boxes, readout, legend, drawn: [], at: null };
+    const plot = { figure, root, box, readout, legend, drawn: null, at: null };
     root.addEventListener("keydown", event => press(plot, event));
     root.addEventListener("focus", () => { if (root.matches(":focus-visible") && !plot.at) move(plot, -1, 0); });
     for (const end of ["blur", "mouseleave"]) root.addEventListener(end, () => leave(plot));

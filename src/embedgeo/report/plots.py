@@ -8,7 +8,6 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from embedgeo.drawing import FEW, Array, FigureData, Lines
@@ -37,11 +36,19 @@ class Plots:
         lines = [each for each in data.lines if each.values.size]
         if not lines:
             return False
-        panels = [self._panel(data.figure.axes[0], lines)]
-        title = data.figure.get_suptitle().strip()
+        ax = data.figure.axes[0]
+        first, *_ = ax.get_xlabel().split(" ")
+        over = {"optimizer": "step", "relative": "depth"}.get(first, "layer")
         subtitle: Any = data.figure.artists[0]
-        unit = subtitle.get_text().replace("\n", " ")
-        text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
+        ends = [float(f"{end:.{_DIGITS}g}") for end in ax.get_ylim()]
+        written = {
+            "title": data.figure.get_suptitle().strip(),
+            "unit": subtitle.get_text().replace("\n", " "),
+            "x": {"over": over, "isLog": ax.get_xscale() == "function"},
+            "y": {"range": ends, "isLog": ax.get_yscale() == "log"},
+            "lines": [self._lines(each, over) for each in lines],
+        }
+        text = json.dumps(written, separators=(",", ":"))
         self._figures[name] = text
         self.size += len(text) + len(name)
         return True
@@ -51,17 +58,6 @@ class Plots:
         figures = ",".join(f"{json.dumps(name)}:{text}" for name, text in self._figures.items())
         whole = f'{{"shared":[{",".join(self._shared)}],"figures":{{{figures}}}}}'
         return whole.replace("<", "\\u003c") if figures else ""
-
-    def _panel(self, ax: Axes, lines: Sequence[Lines]) -> dict[str, Any]:
-        first, *_ = ax.get_xlabel().split(" ")
-        over = {"optimizer": "step", "relative": "depth"}.get(first, "layer")
-        of_y = {
-            "name": ax.get_ylabel().removesuffix(" (log scale)"),
-            "isLog": ax.get_yscale() == "log",
-        }
-        of_y["range"] = [float(f"{end:.{_DIGITS}g}") for end in ax.get_ylim()]
-        of_x = {"over": over, "isLog": ax.get_xscale() == "function"}
-        return {"x": of_x, "y": of_y, "lines": [self._lines(each, over) for each in lines]}
 
     def _lines(self, lines: Lines, over: str) -> dict[str, Any]:
         values = lines.values.to_numpy(dtype=float)

@@ -2,9 +2,9 @@
 steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,27 +23,6 @@ REFERENCE_TEXT = (
 
 _COLOUR = "#7a7a7a"
 _IGNORED = {"torch"}  # of the settings: numbers do not depend on it but by rounding
-
-
-class Band(NamedTuple):
-    """The range of a mean over blocks over earlier runs, at the steps of another run; NaN where
-    none of them was.
-    """
-
-    low: pd.Series  # by step
-    high: pd.Series
-    runs: list[str]  # labels of the earlier runs
-    unit: str  # "tokens" or "steps", by which they stand beside each other
-
-    def describe(self, mean: pd.Series) -> str:
-        """A sentence on what is drawn, and at how many steps a mean over blocks is within it."""
-        known = self.low.notna() & mean.reindex(self.low.index).notna()
-        is_within = mean.reindex(self.low.index).between(self.low, self.high)
-        return (
-            f"Grey: {len(self.runs)} earlier ({listed(self.runs, 4)}), mean over blocks, at equal "
-            f"{self.unit}; within it at {int((known & is_within).sum())} of {int(known.sum())} "
-            "steps."
-        )
 
 
 def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
@@ -77,60 +56,65 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     """Each mean over blocks of a metric against the step, before the range of those of earlier
     runs, if there are any.
     """
-    for name in map(str, run.means(metric)) if metric in run.values else ():
-        band = reference_band(run, metric, name, references)
-        if band is None or not run.varies(metric):
+    if not (run.has_steps and run.varies(metric)):
+        return
+    named = term(metric)
+    for name, mean in run.means(metric).items():
+        earlier = [each for each in references if name in each.means(metric)]
+        curves, unit = _earlier_means(run, metric, name, earlier)
+        low, high = curves.min(), curves.max()
+        if low.isna().all():
             continue
-        mean, named = run.means(metric)[[name]], term(metric)
-        ends = pd.DataFrame({"lowest": band.low, "highest": band.high})
+        ends = pd.DataFrame({"earlier runs, lowest": low, "earlier runs, highest": high})
+        numbers = mean.to_frame().join(ends)
         figure, (ax,) = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
         draw.step_axis(ax, run.steps)
         look: dict[str, Any] = {"color": _COLOUR, "alpha": 0.4, "lw": 0.8, "label": "earlier"}
-        ax.fill_between(run.steps, band.low, band.high, **look)
+        ax.fill_between(run.steps, low, high, **look)
         lines = [
-            Lines("earlier", ends.add_prefix("earlier runs, "), [_COLOUR], width=0.8),
-            Lines("mean", mean, ["black"], width=2.0),
+            Lines("earlier", ends, [_COLOUR], width=0.8),
+            Lines("mean", mean.to_frame(), ["black"], width=2.0),
         ]
         draw.lines(ax, lines[1])
-        draw.value_axis(ax, named, mean.join(ends))
+        draw.value_axis(ax, named, numbers)
         draw.legend(ax)
-        numbers = mean.join(ends.add_prefix("reference "))
         alt = f"{named.name} against optimizer step, before the range of earlier runs."
-        text = f"{name.capitalize()}: {trend(mean[name])} {band.describe(mean[name])}"
-        part = f"-{name.replace(' ', '-')}" if len(run.blocks) > 1 else ""
+        labels = listed([each.label for each in earlier], 4)
+        text = (
+            f"{str(name).capitalize()}: {trend(mean)} Grey: {len(earlier)} earlier ({labels}), "
+            f"mean over blocks, at equal {unit}; within it at {mean.between(low, high).sum()} of "
+            f"{(low.notna() & mean.notna()).sum()} steps."
+        )
+        part = f"-{str(name).replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)
 
 
-def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) -> Band | None:
-    """The range of a mean over blocks, by its name, over earlier runs, or None if none has the
-    metric.
+def _earlier_means(
+    run: Run, metric: str, name: Hashable, earlier: Sequence[Run]
+) -> tuple[pd.DataFrame, str]:
+    """A mean over blocks, by its name, of earlier runs (rows) at the steps of a run (columns); and
+    what is equal there, ``"tokens"`` or ``"steps"``.
 
     Between two of its steps an earlier run is taken to be on the line through both, over log(1 +
-    step).
+    step). Elsewhere it is NaN.
     """
-    earlier = [each for each in references if metric in each.values and name in each.means(metric)]
-    if not earlier or not run.has_steps:
-        return None
     own = _tokens(run)
     are_tokens = len(own) > 1 and all(len(_tokens(each)) > 1 for each in earlier)
     at = np.log1p(np.array(run.steps, dtype=float))
     curves = []
     for each in earlier:
-        curve = each.means(metric)[name].dropna()
+        curve = each.means(metric)[name]
         steps = np.array(curve.index, dtype=float)
         if are_tokens:
             seen = _tokens(each)
             tokens = np.interp(steps, seen.index, seen)
             steps = np.interp(tokens, own, own.index, left=np.nan, right=np.nan)
-        curve = curve[np.isfinite(steps)]
-        if len(curve):
-            x = np.log1p(steps[np.isfinite(steps)])
-            curves.append(np.interp(at, x, curve, left=np.nan, right=np.nan))
-    if not curves or np.isnan(curves).all():
-        return None
-    table = pd.DataFrame(np.array(curves).T, pd.Index(run.steps, name="step"))
-    labels = [each.label for each in earlier]
-    return Band(table.min(axis=1), table.max(axis=1), labels, ("steps", "tokens")[are_tokens])
+        known = curve.notna() & np.isfinite(steps)
+        if known.any():
+            x = np.log1p(steps[known])
+            curves.append(np.interp(at, x, curve[known], left=np.nan, right=np.nan))
+    columns = pd.Index(run.steps, name="step")
+    return pd.DataFrame(curves, columns=columns), "tokens" if are_tokens else "steps"
 
 
 def _tokens(run: Run) -> pd.Series:

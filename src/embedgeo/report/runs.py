@@ -4,7 +4,6 @@ and layers.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import groupby
 from math import nan
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from embedgeo.drawing import thinned
 from embedgeo.formatting import listed, number
@@ -91,7 +89,7 @@ class Run:
 
     label: str
     layers: list[str]  # in forward order
-    values: pd.DataFrame  # a column per metric; the index is (step, layer)
+    values: pd.DataFrame  # a column per metric; the index is each (step, layer), ascending
     errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
     widths: pd.Series  # d at each row of values; NaN where unknown
     means_recorded: pd.DataFrame  # over blocks; shaped as values, with layers of `MEANS`
@@ -126,7 +124,7 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """Measured steps."""
-        return [int(step) for step in self.values.index.unique("step").sort_values()]
+        return [int(step) for step in self.values.index.unique("step")]
 
     @property
     def depth(self) -> list[str]:
@@ -179,12 +177,10 @@ class Run:
 
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
-        column = (self.values if values is None else values)[metric].to_numpy()
-        steps, places = self._places
-        known = column[places] if len(column) else np.empty(places.shape)
-        return pd.DataFrame(
-            np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer")
-        )
+        column = (self.values if values is None else values)[metric]
+        steps, layers = (column.index.unique(level) for level in ("step", "layer"))
+        rows = column.to_numpy().reshape(len(steps), len(layers))
+        return pd.DataFrame(rows, steps, layers)[self.layers]
 
     def shown(self, metric: str) -> Shown:
         """A metric without massive rows, with the values of all rows where none is massive; of all
@@ -210,21 +206,12 @@ class Run:
         own_errors = self._over_blocks(errors, metric, own)
         return Shown(key, table, errors, own, own_errors, of_all, ORDINARY, ORDINARY)
 
-    @cached_property
-    def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
-        """The measured steps, and the row of ``values`` of each (rows) at each layer; -1 where
-        there is none.
-        """
-        steps = self.values.index.unique("step").sort_values()
-        rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
-        return steps, rows.reshape(len(steps), len(self.layers))
-
     def means(self, metric: str) -> pd.DataFrame:
         """Means over blocks of a metric as they are recorded, of encoder and decoder apart, by
         step; without a column where there is none.
         """
         recorded = self.means_recorded.get(metric, pd.Series(index=self.means_recorded.index[:0]))
-        means = recorded.unstack("layer").reindex(self._places[0])
+        means = recorded.unstack("layer").reindex(self.steps)
         means = means.rename(columns=lambda layer: _name_of_mean(layer.removesuffix("mean")))
         in_order = sorted(means, key=[*self.blocks, *means].index)
         return means[in_order].dropna(axis=1, how="all")
@@ -312,7 +299,9 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
-    values = values.reindex(columns=values.columns.union(means.columns))
+    steps = values.index.unique("step")
+    every = pd.MultiIndex.from_product([steps, sorted(layers)], names=["step", "layer"])
+    values = values.reindex(every, columns=values.columns.union(means.columns))
     errors = drawable(_wide(at_layers, ["step", "layer"], "stderr")).reindex_like(values)
     widths = (
         at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
@@ -536,7 +525,7 @@ def _with_finals_alone(
     own name.
     """
     models = {
-        name: str(records["model"].iloc[0] or "").rstrip("/") or name
+        name: str(records["model"].iloc[0]).rstrip("/")
         for checkpoints in by_series.values()
         for name, records in checkpoints.items()
         if name in finals
