@@ -202,16 +202,20 @@ class Worker:
         total, count = loss.total.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
-        if self.settings.token_tables and geometry.token_tables().empty:
-            raise ValueError(
-                "token_tables needs TokenMoments among the metrics; there is none. Leave it out."
-            )
+        tables = geometry.layer_tables()
+        if self.settings.token_tables:
+            types = geometry.token_tables()
+            if types.empty:
+                raise ValueError(
+                    "token_tables needs TokenMoments among the metrics; there is none. Leave it "
+                    "out."
+                )
+            sizes = types["token_id"].map(text.type_sizes) if text.words else 1.0
+            tables["tokens"] = types.assign(num_tokens=sizes)
+        for kind in tables.keys() & {"tokens", "massive"}:
+            tokens = tables[kind]["token_id"].map(text.token_texts)
+            tables[kind] = tables[kind].assign(token=tokens)
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
-        tables |= geometry.layer_tables()
-        if "massive" in tables:
-            tokens = tables["massive"]["token_id"].map(text.token_texts)
-            tables["massive"] = tables["massive"].assign(token=tokens)
         if self.settings.jackknife:
             # of too few sequences
             tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))
@@ -226,15 +230,6 @@ def chosen_device(settings: SweepSettings) -> torch.device:
             "device must be one that this machine has; torch finds no cuda. Give --device cpu."
         )
     return torch.device(settings.device or ("cuda" if has_cuda else "cpu"))
-
-
-def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
-    """The table of token types, with each type as text."""
-    types = geometry.token_tables()
-    return types.assign(
-        num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0,
-        token=types["token_id"].map(text.token_texts),
-    )
 
 
 def _release_memory() -> None:
