@@ -5,7 +5,7 @@ import sys
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args
 
 import yaml
 from docstring_parser import parse
@@ -19,7 +19,7 @@ from embedgeo import __version__
 from embedgeo.formatting import did_you_mean
 from embedgeo.presets import first_line, listing, preset_file, preset_files
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.settings import SPECIAL
+from embedgeo.sweep.settings import SPECIAL, choices_of
 
 _POSITIONAL = {
     "dirs": "DIR",
@@ -182,30 +182,29 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     }
     for name, parameter in arguments.items():
         annotation = parameter.annotation
-        literals = [
-            part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal
-        ]
-        kind: dict[str, Any] = {"type": annotation}
+        kinds = (annotation, *get_args(annotation))
+        given: dict[str, Any] = {"type": annotation}
         if annotation is bool:
-            kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
-        elif literals:
-            kind = {"choices": [choice for part in literals for choice in get_args(part)]}
-        elif Sequence[int] in (annotation, *get_args(annotation)):
-            kind = {"nargs": "+", "action": _several(_numbers)}
-        elif list[str] in (annotation, *get_args(annotation)):
+            given = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
+        elif choices := choices_of(annotation):
+            given = {"choices": choices}
+        elif Sequence[int] in kinds:
+            given = {"nargs": "+", "action": _several(_numbers)}
+        elif list[str] in kinds:
             several = _several(
                 lambda text: yaml.safe_load(text) if re.fullmatch(r"\[.*\]", text) else [text]
             )
-            kind = {"nargs": "+", "action": several}
-        elif bool in get_args(annotation):
-            kind |= {"nargs": "?", "const": True}
+            given = {"nargs": "+", "action": several}
+        elif bool in kinds:
+            given |= {"nargs": "?", "const": True}
+        flag = _option(name)
         if name in _POSITIONAL:
+            flag = name
+            given["metavar"] = _POSITIONAL[name]
             if parameter.default is None:
-                kind["nargs"] = "?"
-            parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
-            continue
-        if parameter.default is Parameter.empty:
-            kind["required"] = True
+                given["nargs"] = "?"
+        elif parameter.default is Parameter.empty:
+            given["required"] = True
         else:
-            kind["default"] = parameter.default
-        parser.add_argument(_option(name), help=described[name], **kind)
+            given["default"] = parameter.default
+        parser.add_argument(flag, help=described[name], **given)

@@ -11,7 +11,7 @@ from embedgeo.functional.spectrum import Scatter, row_scatter, spectrum_values
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics, streaming_metrics
 from embedgeo.metrics.layer import LayerMetrics
-from embedgeo.results.findings import finding_lines, findings
+from embedgeo.results.findings import KINDS, finding, finding_lines
 from embedgeo.results.records import Record
 from tests.data import gaussian, generator, texts, zipf_ids
 from tests.ranks import on_two_ranks
@@ -201,8 +201,8 @@ def test_a_flag_names_each_headline_that_moves():
     x, ids, _ = planted(4, scale=200.0)
     x[..., 7] *= 10
     values, errors = measured(x, ids)
-    found = findings(values, errors)
-    assert found.keys() == {"massive", "top_dim", "both"}
+    found = {kind: finding(values, errors, kind) for kind in KINDS}
+    assert all(found.values())
     assert found["massive"].startswith(f"without {values['n_massive']:.0f} massive rows of 1,800 ")
     for key in ("V", "V_W_over_V_unbiased", "V_on_M_slope"):
         assert f"{values[f'{key}_without_massive']:.4g}" in found["massive"], key
@@ -213,8 +213,8 @@ def test_a_flag_names_each_headline_that_moves():
 
 def test_a_flag_asks_for_two_standard_errors():
     values = {"anisotropy": 0.5, "anisotropy_without_massive": 0.3}
-    assert "massive" in findings(values, {"anisotropy": 0.05})
-    assert not findings(values, {"anisotropy": 0.11})
+    assert finding(values, {"anisotropy": 0.05}, "massive")
+    assert not finding(values, {"anisotropy": 0.11}, "massive")
 
 
 @pytest.mark.slow
@@ -225,4 +225,4 @@ def test_nothing_is_said_of_ordinary_clouds():
         of_types = x + 2 * gaussian(400, 64, seed=1000 + seed)[ids]
         for cloud in (x, of_types):
             values, errors = measured(cloud.view(12, 100, 64), ids.view(12, 100))
-            assert not findings(values, errors)
+            assert not any(finding(values, errors, kind) for kind in KINDS)

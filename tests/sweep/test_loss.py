@@ -11,6 +11,7 @@ from transformers import (
 )
 
 from embedgeo.sweep.measure import TokenLoss
+from embedgeo.sweep.texts import Batch
 from tests.sweep.tiny import SIZES, model
 
 IDS = torch.randint(5, 300, (3, 40), generator=torch.Generator().manual_seed(0))
@@ -29,7 +30,7 @@ def test_the_loss_is_the_models_own():
         with torch.inference_mode():
             loss.find_head(IDS[:1, :8])
             for batch in IDS.split(2):
-                loss.add(loss.run(batch), batch, None)
+                loss.add(loss.run(batch), Batch(batch, None, None))
         total, count = loss.total.tolist()
         want = made(IDS, labels=IDS).loss.item()
         assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
@@ -58,5 +59,5 @@ def test_the_loss_of_more_positions_than_are_worked_on_at_a_time(kind):
     with torch.inference_mode():
         loss.find_head(ids[:1, :8])
         states = loss.run(ids, mask)
-        loss.add(states, ids, masked, mask)
+        loss.add(states, Batch(ids, mask, masked))
     assert (loss.total[0] / loss.total[1]).item() == pytest.approx(want.item(), rel=1e-6)

@@ -1,6 +1,7 @@
 """Monitors and sweeps say which few rows make the numbers of their first measurement."""
 
 from collections import Counter
+from copy import deepcopy
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,7 +42,7 @@ def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, capsys):
     ids = tokenizer_of(files)("\n".join(TEXT))["input_ids"][:128]
     counts = Counter(ids)
     huge = next(token for i, token in enumerate(ids) if counts[token] == 1 and i % 16)
-    made = model(1)
+    made = deepcopy(model(1))  # which other tests share
     made.gpt_neox.embed_in.weight.data[huge] *= 100
     write_files(tmp_path / "run" / "step1", saved_files(made.save_pretrained) | files)
     options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 128}

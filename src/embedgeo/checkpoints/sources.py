@@ -1,6 +1,5 @@
 """Sources of checkpoints: repositories on the Hub and local folders, one or several."""
 
-import errno
 import json
 import math
 import os
@@ -281,12 +280,7 @@ def local_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 def is_local(model: str) -> bool:
     """Tell a folder or file from a repository."""
-    try:
-        return Path(os.path.expanduser(model)).exists()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return False
-        raise
+    return os.path.exists(os.path.expanduser(model))
 
 
 def require_source(name: str, source: str) -> None:
@@ -406,10 +400,9 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         for p in candidates
         if p.is_dir() or p.suffix == ".ckpt" or (_is_state(p) and not is_model)
     ]
-    positions = {path: position for path in paths if (position := _named_position(path))}
-    unnamed = _unnamed_positions(paths, positions)
-    known = {*positions, *unnamed}
-    positions.update({path: position for path, position in unnamed.items() if position})
+    named = {path: position for path in paths if (position := _named_position(path))}
+    known = {**named, **_unnamed_positions(paths, named)}
+    positions = {path: position for path, position in known.items() if position}
     if not positions and is_model:
         itself = folder if parse_position(folder.name) else folder.resolve()
         if position := parse_position(itself.name):
@@ -428,18 +421,17 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         )
     _warn_of_others(
         model,
-        [p.name for p in candidates if p not in {*known, folder} and _is_like_one(p, is_model)],
+        [p.name for p in candidates if p not in (*known, folder) and _is_like_one(p, is_model)],
     )
     for path, position in positions.items():
-        named = position._replace(
-            series=_with_model(own, "" if path.is_file() else position.series)
-        )
-        yield Checkpoint(file_name(_with_model(own, path.name)), model, path.name, named, path=path)
+        own_series = _with_model(own, "" if path.is_file() else position.series)
+        own_position = position._replace(series=own_series)
+        name = file_name(_with_model(own, path.name))
+        yield Checkpoint(name, model, path.name, own_position, path=path)
     if is_final:
+        name = file_name(folder.name)
         final = Position(0, None, own)
-        yield Checkpoint(
-            file_name(folder.name), model, folder.name, final, path=folder, has_step=False
-        )
+        yield Checkpoint(name, model, folder.name, final, path=folder, has_step=False)
 
 
 def _is_state(path: Path) -> bool:

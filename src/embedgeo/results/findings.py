@@ -95,26 +95,19 @@ def massive_tokens(table: "pd.DataFrame | None") -> dict[str, str]:
     return {str(layer): text for layer, text in by_layer.items()}
 
 
-def findings(
-    values: Values, errors: Values | None = None, tokens: str | None = None
-) -> dict[str, str]:
-    """What makes the headlines of a layer: a sentence for each kind that moves some.
+def finding(values: Values, errors: Values, kind: str, tokens: str | None = None) -> str:
+    """What makes the headlines of a layer, in a sentence; empty where this kind moves none.
 
     Args:
         values: numbers of the layer by key.
         errors: their standard errors, where they are known.
+        kind: of `KINDS`.
         tokens: those of massive rows, where they are known.
 
     >>> values = {"n": 8192.0, "n_massive": 34.0, "n_massive_first": 32.0}
-    >>> findings(values | {"M_over_Q": 0.013, "M_over_Q_without_massive": 0.476})["massive"]
+    >>> finding(values | {"M_over_Q": 0.013, "M_over_Q_without_massive": 0.476}, {}, "massive")
     'without 34 massive rows of 8,192 (32 of them first positions) M / Q is 0.476, not 0.013'
     """
-    sentences = {kind: finding(values, errors or {}, kind, tokens) for kind in KINDS}
-    return {kind: sentence for kind, sentence in sentences.items() if sentence}
-
-
-def finding(values: Values, errors: Values, kind: str, tokens: str | None = None) -> str:
-    """The sentence of `findings` of one kind; empty where it moves no headline."""
     moved = moves(values, errors, kind)
     changes = (
         f"{term(key).name} is {number(new)}, not {number(old)}" for key, (old, new) in moved.items()

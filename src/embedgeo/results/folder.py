@@ -213,21 +213,19 @@ class SweepFolder:
             for name in self.done()
         }
         found = {name: records for name, records in frames.items() if len(records)}
-        weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
+        first = {name: records.iloc[0] for name, records in found.items()}
         series = _series(found, {name: self.facts(name).get("model_class", "") for name in found})
-        found = {name: records.assign(series=series[name]) for name, records in found.items()}
-        for name, records in found.items():
-            if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
-                records["duplicate_of"] = None  # the weights of that one have been replaced since
-        models = {Path(records["model"].iloc[0]).name for records in found.values()}
-        if len(models) == len(set(series.values())) == 1:
-            series = dict.fromkeys(series, models.pop())
+        models = {Path(each["model"]).name for each in first.values()}
+        is_one = len(models) == len(set(series.values())) == 1
+        titles = dict.fromkeys(series, models.pop()) if is_one else series
         runs: dict[str, dict[str, pd.DataFrame]] = {}
-        for name in sorted(
-            found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)
-        ):
-            run = quote(series[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
-            runs.setdefault(run, {})[name] = found[name]
+        for name in sorted(found, key=lambda name: (series[name], first[name]["step"], name)):
+            own = first[name]
+            records = found[name].assign(series=series[name])
+            if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
+                records["duplicate_of"] = None  # the weights of that one have been replaced since
+            run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
+            runs.setdefault(run, {})[name] = records
         return runs
 
     def write(

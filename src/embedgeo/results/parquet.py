@@ -305,15 +305,16 @@ class HistoryFile:
         self.origin = {**(origin if goes_on else {}), **self.origin}
         self.run = self.run or run or self._own
         added = pa.concat_tables(self._tables).to_pandas()
-        is_earlier = (written["step"] < added["step"][0]) & (written["step"] <= self._start)
-        later = written[~is_earlier & (written["step"] != self._start)]
-        is_again = pd.concat([added, later]).duplicated()[len(added) :]
+        steps = written["step"]
         is_measured_again = pd.concat([added, written]).duplicated(_KEY)[len(added) :]
-        is_earlier |= (written["step"] == self._start) & ~is_measured_again
+        stays = (steps < added["step"][0]) & (steps <= self._start)
+        stays |= (steps == self._start) & ~is_measured_again
+        later = written[~stays & (steps != self._start)]
+        is_again = pd.concat([added, later]).duplicated()[len(added) :]
         if not (goes_on and is_again.all()):
             what = f", with another {listed(differing)}," if differing else ""
             self._kept = f"the history of an earlier run{what}"
-        return pa.Table.from_pandas(written[is_earlier & goes_on], HISTORY, preserve_index=False)
+        return pa.Table.from_pandas(written[stays & goes_on], HISTORY, preserve_index=False)
 
     def _is_others(self) -> bool:
         """Tell whether another writer's file is in the place of this one."""

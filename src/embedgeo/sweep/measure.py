@@ -34,7 +34,7 @@ from embedgeo.results.parquet import TABLES
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText, require_one_side, require_vocabulary
+from embedgeo.sweep.texts import Batch, ProbeText, require_one_side, require_vocabulary
 
 _POSITIONS = 128  # whose logits are held at a time
 _METRIC_OPTIONS = [
@@ -185,7 +185,7 @@ class Worker:
                 geometry.probe.token_ids = batch.word_types
             with geometry.probe:
                 states = loss.run(batch.token_ids, batch.mask)
-            loss.add(states, batch.token_ids, batch.masked, batch.mask)
+            loss.add(states, batch)
             # they may be the logits of the whole batch, and the next ones are made in their place
             del states
         return loss
@@ -202,16 +202,20 @@ class Worker:
         total, count = loss.total.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
-        if self.settings.token_tables and geometry.token_tables().empty:
-            raise ValueError(
-                "token_tables needs TokenMoments among the metrics; there is none. Leave it out."
-            )
+        tables = geometry.layer_tables()
+        if self.settings.token_tables:
+            types = geometry.token_tables()
+            if types.empty:
+                raise ValueError(
+                    "token_tables needs TokenMoments among the metrics; there is none. Leave it "
+                    "out."
+                )
+            sizes = types["token_id"].map(text.type_sizes) if text.words else 1.0
+            tables["tokens"] = types.assign(num_tokens=sizes)
+        for kind in tables.keys() & {"tokens", "massive"}:
+            tokens = tables[kind]["token_id"].map(text.token_texts)
+            tables[kind] = tables[kind].assign(token=tokens)
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
-        tables |= geometry.layer_tables()
-        if "massive" in tables:
-            tokens = tables["massive"]["token_id"].map(text.token_texts)
-            tables["massive"] = tables["massive"].assign(token=tokens)
         if self.settings.jackknife:
             # of too few sequences
             tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))
@@ -226,15 +230,6 @@ def chosen_device(settings: SweepSettings) -> torch.device:
             "device must be one that this machine has; torch finds no cuda. Give --device cpu."
         )
     return torch.device(settings.device or ("cuda" if has_cuda else "cpu"))
-
-
-def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
-    """The table of token types, with each type as text."""
-    types = geometry.token_tables()
-    return types.assign(
-        num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0,
-        token=types["token_id"].map(text.token_texts),
-    )
 
 
 def _release_memory() -> None:
@@ -288,29 +283,22 @@ class TokenLoss:
             self._forward(token_ids, mask)
         return inputs[0]
 
-    def add(
-        self,
-        states: Tensor | None,
-        token_ids: Tensor,
-        masked: Tensor | None,
-        mask: Tensor | None = None,
-    ) -> None:
+    def add(self, states: Tensor | None, batch: Batch) -> None:
         """Add the loss of a batch, given what `run` returned, unless a model of the user's own
         gives no logits.
         """
-        if self.is_wanted and masked is not None and self._mask_token_id is not None:
-            states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
+        token_ids, mask, predicts = batch[:3]
+        if self.is_wanted and predicts is not None and self._mask_token_id is not None:
+            states = self.run(token_ids.masked_fill(predicts, self._mask_token_id), mask)
         if not self.is_wanted or states is None or states.shape[:-1] != token_ids.shape:
             self.is_wanted = False
             return
-        if masked is None:  # at each position the next token
+        targets = token_ids
+        if predicts is None:  # at each position the next token
             predicts = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask
             predicts = predicts.roll(-1, 1)
             predicts[:, -1] = False
             targets = token_ids.roll(-1, 1)
-        else:
-            predicts = masked
-            targets = token_ids
         states = states.flatten(0, 1)
         targets = targets.flatten().to(states.device)
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):

@@ -12,12 +12,17 @@ from embedgeo.sweep.settings import SweepSettings
 
 
 class SweepPlan(NamedTuple):
-    """All checkpoints of a sweep, and those that are to be measured."""
+    """All checkpoints of a sweep, and which of them are done."""
 
     checkpoints: Sequence[Checkpoint]
-    pending: Sequence[Checkpoint]
+    done: Collection[str]  # names of those whose records are of what they have now
     # names of those measured with other weights, or another configuration, than are there now
     replaced: Collection[str]
+
+    @property
+    def pending(self) -> list[Checkpoint]:
+        """The checkpoints that are to be measured."""
+        return [each for each in self.checkpoints if each.name not in self.done]
 
     def is_current(self, checkpoint: Checkpoint, folder: SweepFolder) -> bool:
         """True if the records of a checkpoint are of what it has now."""
@@ -27,14 +32,12 @@ class SweepPlan(NamedTuple):
     def for_texts(self, texts: Mapping[str, Any]) -> "SweepPlan":
         """The plan where what is measured on another text, by model, is no duplicate."""
         own = {each.name: texts.get(each.model) for each in self.checkpoints}
-        checkpoints, pending = (
-            [
+        return self._replace(
+            checkpoints=[
                 each if own[each.name] is own[each.original] else replace(each, duplicate_of=None)
-                for each in part
+                for each in self.checkpoints
             ]
-            for part in self[:2]
         )
-        return SweepPlan(checkpoints, pending, self.replaced)
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
@@ -57,8 +60,7 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
     replaced = {
         each.name for each in plan if each.name in known and not known[each.name].is_of(each)
     }
-    pending = [each for each in plan if each.name not in known or each.name in replaced]
-    return SweepPlan(plan, pending, replaced)
+    return SweepPlan(plan, known.keys() - replaced, replaced)
 
 
 def _recorded(folder: SweepFolder, name: str) -> Recorded:
@@ -79,7 +81,7 @@ def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def plan_table(plan: SweepPlan, done: Collection[str] = ()) -> str:
+def plan_table(plan: SweepPlan) -> str:
     """The plan as a table, and the size of the files yet to be read."""
     rows = []
     to_read = 0
@@ -91,7 +93,7 @@ def plan_table(plan: SweepPlan, done: Collection[str] = ()) -> str:
         if checkpoint.name in plan.replaced:
             note = "measured with other weights or config.json: to be measured again"
             to_read += size
-        elif checkpoint.name in done:
+        elif checkpoint.name in plan.done:
             note = "done"
         elif not note:
             to_read += size

@@ -40,8 +40,7 @@ class Sweep:
     make_metrics: MetricFactory
 
     def __post_init__(self) -> None:
-        pending = self.plan.pending
-        self.left = list(pending)  # those that are not under way yet
+        self.left = self.plan.pending  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
         # a folder holds results of one choice of steps
@@ -85,13 +84,14 @@ class Sweep:
         one's.
         """
         for checkpoint in list(among):
-            name = checkpoint.name
             if not self._locks.take(checkpoint.original):
                 self.print_once(
                     f"another sweep is at work in {self.folder.path}: what it has begun is left to "
                     f"it"
                 )
-            elif name in self.folder.done() and self.plan.is_current(checkpoint, self.folder):
+            elif checkpoint.name in self.folder.done() and self.plan.is_current(
+                checkpoint, self.folder
+            ):
                 # another process has done it since this one has made its plan
                 self.left.remove(checkpoint)
                 self._locks.release(checkpoint.original)

@@ -40,7 +40,7 @@ def run_sweep(settings: SweepSettings) -> int:
             stack.enter_context(connected(settings))
         plan = plan_sweep(settings, folder)
         if settings.dry_run:
-            print(plan_table(plan, folder.done()))
+            print(plan_table(plan))
             return 0
         texts = _prepared_texts(settings, documents, plan, recorded)
         entries = {model: _text_entry(settings, text) for model, text in texts.items()}

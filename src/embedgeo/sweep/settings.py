@@ -185,10 +185,7 @@ class SweepSettings:
             ):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         for option in fields(self):
-            kinds = (option.type, *get_args(option.type))
-            choices = [
-                each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)
-            ]
+            choices = choices_of(option.type)
             value = getattr(self, option.name)
             if choices and value not in (*choices, option.default):
                 raise ValueError(
@@ -361,6 +358,12 @@ class SweepSettings:
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {**recorded, "text_sha256": text_sha256}
+
+
+def choices_of(annotation: Any) -> list[Any]:
+    """The values that a type lists."""
+    kinds = (annotation, *get_args(annotation))
+    return [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
 
 
 def _seen_from(folder: Path, model: str) -> str:

@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     token_ids: Tensor
     mask: Tensor | None  # False = padding; None where there is none
     masked: Tensor | None  # for an encoder, the tokens that its loss is computed at
-    word_ids: Tensor | None = None  # numbers of words in their text; -1 for tokens of no word
+    word_ids: Tensor | None = None  # numbers of words; -1 for tokens of no word
     word_types: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
@@ -138,14 +138,11 @@ class ProbeText:
         token_ids = padded(self.token_ids, int(self.token_ids[0]))
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
-        word_ids, word_types = None, None if self.types is None else padded(self.types, 0)
-        if self.words is not None:
-            word_ids = padded(self.words.word_ids, -1)
-            first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
-            # they were numbered over all texts
-            word_ids = torch.where(word_ids < 0, -1, word_ids - first)
-            word_types = padded(self.words.word_types, -1)
-        return Batch(token_ids, mask, masked, word_ids, word_types)
+        if self.words is None:
+            types = None if self.types is None else padded(self.types, 0)
+            return Batch(token_ids, mask, masked, word_types=types)
+        words = padded(self.words.word_ids, -1), padded(self.words.word_types, -1)
+        return Batch(token_ids, mask, masked, *words)
 
 
 def prepare_texts(

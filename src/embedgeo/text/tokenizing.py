@@ -2,8 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import tokenizers
@@ -19,6 +20,11 @@ _TOKENS_BEFORE_CUT = 1024  # that are not used: what follows a cut has no say in
 Tokenizer = Any
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns
 ``input_ids``.
+"""
+
+Token = Sequence[int]
+"""An id and the place of the token's word: alike for consecutive tokens of a word, another for the
+next word; -1 for a token of no word.
 """
 
 SpecialTokens = Literal["none", "bos", "bos+eos", "default", "document"]
@@ -75,18 +81,11 @@ def tokenize_joined(
             f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}."
         )
     body = num_tokens // seq_len * room
-    encoded = list(
-        _encoded(
-            documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words
-        )
+    encoded = _encoded(
+        documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words
     )
-    ids = cut_sequences((ids for ids, _ in encoded), room, body).tolist()
-    places: list[list[int]] = [[]] * len(ids)
-    if with_words:
-        places = cut_sequences((places for _, places in encoded), room, body).tolist()
-    return _surrounded(
-        zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None
-    )
+    sequences = cut_sequences(encoded, room, body).tolist()
+    return _surrounded(sequences, before, after, tokenizer.decode if with_words else None)
 
 
 def tokenize_texts(
@@ -104,18 +103,18 @@ def tokenize_texts(
     before, after = chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
     room = _room(max_length, num_tokens, num_special)
-    taken: list[tuple[list[int], list[int]]] = []
+    taken: list[list[Token]] = []
     num_cut = 0
     left = num_tokens
-    for ids, places in _encoded(
+    for tokens in _encoded(
         texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words
     ):
-        if ids:
-            left -= min(len(ids), room) + num_special
+        if tokens:
+            left -= min(len(tokens), room) + num_special
             if left < 0:
                 break
-            taken.append((ids[:room], places[:room]))
-            num_cut += len(ids) > room
+            taken.append(tokens[:room])
+            num_cut += len(tokens) > room
         if left <= num_special:
             break
     if not taken:
@@ -131,24 +130,20 @@ def tokenize_texts(
 
 
 def _surrounded(
-    texts: Iterable[tuple[list[int], list[int]]],
+    texts: Iterable[Sequence[Token]],
     before: list[int],
     after: list[int],
     decode: Callable[..., str] | None,
 ) -> TokenizedText:
-    """Texts, given by token ids and places of words, between special tokens; with words if they can
-    be decoded.
-    """
-    token_ids: list[int] = []
-    places: list[int] = []
-    lengths: list[int] = []
-    for ids, inner_places in texts:
-        lengths.append(len(before) + len(ids) + len(after))
-        token_ids += [*before, *ids, *after]
-        places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
-    counts = torch.tensor(lengths)
-    words = None if decode is None else _spell_words(token_ids, places, counts, decode)
-    return TokenizedText(torch.tensor(token_ids), counts, words, num_before=len(before))
+    """Texts between special tokens; with words if they can be decoded."""
+    start, end = ([(token_id, -1) for token_id in special] for special in (before, after))
+    whole = [[*start, *text, *end] for text in texts]
+    return TokenizedText(
+        torch.tensor([token_id for text in whole for token_id, _ in text]),
+        torch.tensor([len(text) for text in whole]),
+        None if decode is None else _spell_words(whole, decode),
+        num_before=len(before),
+    )
 
 
 def chosen_special_tokens(
@@ -198,8 +193,8 @@ def _encoded(
     in_all: bool,
     with_special: bool,
     with_words: bool,
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids and places of words, at least the first ``num_tokens`` of each text, or of all
+) -> Iterator[list[Token]]:
+    """Tokens, at least the first ``num_tokens`` of each text, or of all
     texts together.
     """
     if with_words and not getattr(tokenizer, "is_fast", False):
@@ -211,12 +206,12 @@ def _encoded(
     left = num_tokens
     for text in texts:
         encoding = _beginning(text, tokenizer, left, with_special=with_special)
-        token_ids: list[int] = encoding["input_ids"]
-        places = []
+        token_ids = encoding["input_ids"]
+        places = [-1] * len(token_ids)
         if with_words:
             places = [-1 if place is None else place + num_words for place in encoding.word_ids()]
             num_words = max(num_words - 1, *places, -1) + 1
-        yield token_ids, places
+        yield list(zip(token_ids, places, strict=True))
         if in_all:
             left -= len(token_ids)
             if left <= 0:
@@ -239,41 +234,32 @@ def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int, *, with_special
     return tokenizer(text, add_special_tokens=with_special)
 
 
-def _spell_words(
-    token_ids: list[int], places: list[int], lengths: Tensor, decode: Callable[..., str]
-) -> SpelledWords:
+def _spell_words(texts: Iterable[Iterable[Token]], decode: Callable[..., str]) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the
     tokens left.
-
-    ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for
-    tokens of no word.
     """
-    texts = torch.arange(len(lengths)).repeat_interleave(lengths).tolist()
-    types: dict[str, int] = {}
-    seen: dict[tuple[int, ...], int] = {}
-    word_ids: list[int] = []
-    word_types: list[int] = []
-    runs = groupby(zip(texts, places, strict=True))
-    for number, ((_, place), run) in enumerate(runs):
-        start, count = len(word_ids), len([*run])
-        tokens = tuple(token_ids[start : start + count]) if place >= 0 else ()
-        if tokens not in seen:
-            word = (
-                decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
-            )
+    runs = ((place, [*run]) for text in texts for place, run in groupby(text, itemgetter(1)))
+    spelled: dict[str, int] = {}
+    types: dict[tuple[int, ...], int] = {(): -1}
+    words: list[tuple[int, int]] = []
+    for number, (place, run) in enumerate(runs):
+        tokens = tuple(token_id for token_id, _ in run if place >= 0)
+        if tokens not in types:
+            word = decode(list(tokens), clean_up_tokenization_spaces=False).strip()
             if len(word.split()) > 1:
                 raise ValueError(
                     "--rows words needs a tokenizer that tells words apart; this one takes "
                     f"{word[:40]!r} as one. Take other rows."
                 )
-            seen[tokens] = types.setdefault(word, len(types)) if word else -1
-        word_ids += [number if seen[tokens] >= 0 else -1] * count
-        word_types += [seen[tokens]] * count
-    return SpelledWords(torch.tensor(word_ids), torch.tensor(word_types), list(types))
+            types[tokens] = spelled.setdefault(word, len(spelled)) if word else -1
+        word_type = types[tokens]
+        words += [(number if word_type >= 0 else -1, word_type)] * len(run)
+    word_ids, word_types = torch.tensor(words).T.contiguous()
+    return SpelledWords(word_ids, word_types, list(spelled))
 
 
 def cut_sequences(
-    documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None
+    documents: Iterable[Sequence[Any]], seq_len: int, num_tokens: int | None = None
 ) -> Tensor:
     """Join documents, given by token ids, and cut the first ``num_tokens`` into sequences, shape
     (sequences, seq_len).
@@ -286,7 +272,7 @@ def cut_sequences(
             f"the text must fill at least one sequence of {seq_len} tokens; it has {len(tokens)}. "
             "Give more text or a smaller sequence length."
         )
-    return tokens[: len(tokens) // seq_len * seq_len].view(-1, seq_len)
+    return tokens[: len(tokens) // seq_len * seq_len].unflatten(0, (-1, seq_len))
 
 
 def hash_ids(token_ids: Tensor) -> str:
