@@ -38,7 +38,6 @@ from embedgeo.functional.distributed import (
     Group,
     Meetings,
     OtherRankError,
-    OwnGroup,
     all_reduce_max,
     current_rank,
     has_other_ranks,
@@ -79,7 +78,8 @@ class Geometry:
             parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
-        join_stages: given the number of layers and their records, the records of all stages.
+        join_stages: given the number of layers and what makes their records, the records of all
+            stages.
 
     Attributes:
         layers: of the model, in forward order.
@@ -128,7 +128,7 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: Group = None,
-        join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
+        join_stages: Callable[[int, Callable[[], list[Record]]], list[Record]] | None = None,
         skip_massive: bool | float = False,
         massive: float = MASSIVE,
     ) -> None:
@@ -176,14 +176,9 @@ class Geometry:
         Layers that no forward pass has reached, on any rank, are left out.
         """
         self._meet()
-        own = self._own_records()
-        if self._group is not None:
-            own = self._agreed_on_ranks(own)
         if self._join_stages is not None:
-            return self._join_stages(len(self.layers), own)
-        if isinstance(own, Exception):
-            raise own
-        return own
+            return self._join_stages(len(self.layers), self._own_records)
+        return self._own_records()
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing
@@ -529,7 +524,7 @@ class Geometry:
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             known[:3] = metrics.dim, num_bytes, metrics.massive is not None
-            for group in metrics.groups:
+            for group in metrics.whole.by_group:
                 known[5 + group] = 1
             known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
         return known
@@ -555,35 +550,19 @@ class Geometry:
                 stacklevel=1,
             )
 
-    def _own_records(self) -> list[Record] | Exception:
-        """This rank's records, or the exception to raise once the ranks have agreed on it."""
-        try:
-            with together(self._stage_group):
-                layers = self.measured_layers()
-                found = compute(layers, self._stage_group, keep_samples=self.keeps_samples)
-                self._has_kept = self.keeps_samples
-                return found
-        except Exception as error:
-            return error
-
-    def _agreed_on_ranks(self, own: list[Record] | Exception) -> list[Record] | Exception:
-        try:
-            with together(self._stage_group):
-                is_told = isinstance(self._stage_group, OwnGroup)
-                failed = torch.tensor(int(isinstance(own, Exception)), device=self.device)
-                others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
-                if isinstance(own, Exception):
-                    raise own
-                if others_failed:
-                    return own
-                return _with_values_of_all(
-                    own,
-                    self.device,
-                    self._stage_group,
-                    repeat_rows=self._group is not self._stage_group,
-                )
-        except Exception as error:
-            return error
+    def _own_records(self) -> list[Record]:
+        """The records of this model's own layers; a monitor's ranks raise an exception together."""
+        with together(self._stage_group):
+            records = compute(
+                self.measured_layers(), self._stage_group, keep_samples=self.keeps_samples
+            )
+            self._has_kept = self.keeps_samples
+            if self._group is None:
+                return records
+            repeat_rows = self._group is not self._stage_group
+            return _with_values_of_all(
+                records, self.device, self._stage_group, repeat_rows=repeat_rows
+            )
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
