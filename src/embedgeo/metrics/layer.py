@@ -15,10 +15,9 @@ from torchmetrics import Metric
 from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
+    Ranks,
     all_gather,
-    current_rank,
     is_distributed,
-    num_ranks,
 )
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import FEWEST_ROWS, MASSIVE, RowIds, Rows
@@ -126,9 +125,8 @@ class LayerMetrics:
                 metric.to(hidden.device)
         num_rows = hidden.shape[:-1].numel()
         if self.num_groups:
-            batch = self._num_batches * num_ranks(self.process_group) + current_rank(
-                self.process_group
-            )
+            rank, num_ranks = Ranks.of(self.process_group)
+            batch = self._num_batches * num_ranks + rank
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
