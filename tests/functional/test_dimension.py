@@ -94,12 +94,12 @@ def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(tolerance):
     single[:10] = 3  # their third copies are in another group than the first two
     orders = [torch.arange(90), torch.arange(90).flip(0), torch.randperm(90, generator=generator())]
     left_out = [
-        twonn_dimension(
-            rows[i], duplicate_tolerance=tolerance, groups=groups[i], num_groups=3
-        ).left_out
+        labelled_dimensions(
+            rows[i], RowLabels(), duplicate_tolerance=tolerance, groups=groups[i], num_groups=3
+        ).every.left_out
         for i in orders
     ]
-    expected = twonn_dimension(x, groups=single, num_groups=4).left_out[:3]
+    expected = labelled_dimensions(x, RowLabels(), groups=single, num_groups=4).every.left_out[:3]
     for each in left_out:
         torch.testing.assert_close(each, expected, rtol=1e-5, atol=0)
 
@@ -157,9 +157,11 @@ def test_rows_without_ratios_have_no_dimension(x):
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
     x, groups = gaussian(200, 3), torch.arange(200) % 4
-    got = gride_dimensions(x, (1, 4), groups=groups, num_groups=4)
+    got, alone = (
+        labelled_dimensions(x, RowLabels(), scales=(1, 4), groups=each, num_groups=4).every
+        for each in (groups, (groups == 2).long())
+    )
     assert got.left_out.shape == (4, 2)
-    alone = gride_dimensions(x, (1, 4), groups=(groups == 2).long(), num_groups=2)
     torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)
 
 

@@ -16,12 +16,18 @@ from torch.distributed.tensor import DTensor
 from embedgeo.capture.calls import first_float, first_input, named_state, num_states
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
-from embedgeo.capture.torch_names import has_gradients, in_graphs
+from embedgeo.capture.torch_names import (
+    forward_gradients,
+    has_gradients,
+    keep_apart,
+    keep_order,
+    skip,
+)
 
 Event = Literal["call", "return", "lookup", "input", "output"]
 """Lookup: of an embedding table; input, output: a hidden state."""
 
-_graphs = in_graphs()
+_forward_gradients = forward_gradients()
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
@@ -51,7 +57,7 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
                 module.register_forward_hook(_HOOKS[event], with_kwargs=True)
             module.__dict__["embedgeo_events"] += (event,)
         # of one of the class that is not prepared, which would call no hooks
-        _graphs.keep_apart(module)
+        keep_apart(module)
 
 
 def is_prepared(module: nn.Module, event: Event) -> bool:
@@ -149,7 +155,7 @@ def _call(
     """Call listeners in the gradient mode that the model's code has there: a graph runs in another
     one.
     """
-    with _graphs.forward_gradients(True), torch.set_grad_enabled(has_gradients):
+    with _forward_gradients(True), torch.set_grad_enabled(has_gradients):
         for listener in list(listeners):
             listener(found, found.get("output"))
 
@@ -164,9 +170,9 @@ _library.define(
 )
 _library.impl("notify", _run_notify, "CompositeExplicitAutograd")
 torch.library.register_fake("embedgeo::notify", lambda *call: None, lib=_library)
-_graphs.keep_order(torch.ops.embedgeo.notify.default)
+keep_order(torch.ops.embedgeo.notify.default)
 
 
 _FOLLOWED = first_float, first_input, named_state, num_states, has_gradients
 for _function in (*_HOOKS.values(), _notify, _run_notify, *_FOLLOWED):
-    _graphs.skip(_function.__code__)
+    skip(_function.__code__)

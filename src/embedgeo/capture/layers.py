@@ -291,19 +291,14 @@ def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
 def _numbered_in_model(
     names: Mapping[str, nn.Module], model: nn.Module, part: Part
 ) -> dict[str, nn.Module]:
-    blocks = [
-        block for submodel in _submodels(model) if submodel.stack for block in submodel.stack.blocks
-    ]
-    own = [next(name for name, module in names.items() if module is block) for block in blocks]
-    stem = {
-        name: f"{name.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")
-        for i, name in enumerate(own, part.first_block)
-    }
-    inside = {
-        name: next((block for block in own if f"{name}.".startswith(f"{block}.")), "")
-        for name in names
-    }
-    return {
-        stem.get(inside[name], "") + name.removeprefix(inside[name]): module
-        for name, module in names.items()
-    }
+    blocks = [call.module for submodel in _submodels(model) for call in submodel.blocks]
+    numbered = {**names}
+    # from the last one: its new name may be that of none before
+    for i, block in reversed([*enumerate(blocks, part.first_block)]):
+        own = next(name for name, module in names.items() if module is block)
+        new = f"{own.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")
+        numbered = {
+            new + name.removeprefix(own) if f"{name}.".startswith(f"{own}.") else name: module
+            for name, module in numbered.items()
+        }
+    return numbered

@@ -1,9 +1,9 @@
 """Names of torch that it does not promise, and what is done in a torch without one: most often a
 slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile are taken
-in `in_graphs` alone, for a monitor with ``compiled="stable"``, which is refused where one of them
-is gone.
+All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile, in `keep_order` and
+what follows it, are taken for a monitor with ``compiled="stable"`` alone, which is refused where
+one of them is gone: `embedgeo.capture.graph_hooks` then raises ImportError or AttributeError.
 """
 
 import math
@@ -191,47 +191,37 @@ def running_stage() -> StageRun | None:
     return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")
 
 
-class InGraphs(NamedTuple):
-    """Parts of torch.compile by which an operator without results stays in its graphs, where it
-    is.
+def keep_order(operator: Any) -> None:
+    """Make an operator an ordered effect in graphs of torch.compile, which is neither removed nor
+    moved past another one.
     """
-
-    keep_order: Callable[[Any], None]
-    """Make an operator an ordered effect, which is neither removed nor moved past another one."""
-
-    skip: Callable[[CodeType], None]
-    """Keep functions from being given graphs of their own."""
-
-    forward_gradients: Callable[[bool], AbstractContextManager[Any]]
-    """Context in which `has_gradients` finds no autograd function running."""
-
-    keep_apart: Callable[[nn.Module], None]
-    """Keep graphs that were made for other modules of its class from running in place of a
-    module's.
-    """
-
-
-def in_graphs() -> InGraphs:
-    """Parts of torch.compile; ImportError or AttributeError in a torch that lacks one of them."""
-    from torch._dynamo.eval_frame import skip_code
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(operator, _EffectType.ORDERED)
+
+
+def skip(code: CodeType) -> None:
+    """Keep a function, and those inside, from being given graphs of their own."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
+    for inner in filter(lambda each: isinstance(each, CodeType), code.co_consts):
+        skip(inner)
+
+
+def forward_gradients() -> Callable[[bool], AbstractContextManager[Any]]:
+    """What makes a context in which `has_gradients` finds no autograd function running."""
     from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
-    ordered = _EffectType.ORDERED
-
-    def keep_order(operator: Any) -> None:
-        _register_effectful_op(operator, ordered)
-
-    def skip(code: CodeType) -> None:
-        skip_code(code)
-        for inner in filter(lambda each: isinstance(each, CodeType), code.co_consts):
-            skip(inner)
-
-    return InGraphs(keep_order, skip, _set_fwd_grad_enabled, _keep_apart)
+    return _set_fwd_grad_enabled
 
 
-def _keep_apart(module: nn.Module) -> None:
-    # torch.compile does not look at the hooks that a graph was made for, but it does at the types
-    # of these dicts
+def keep_apart(module: nn.Module) -> None:
+    """Keep graphs that were made for other modules of its class from running in place of a
+    module's.
+
+    torch.compile does not look at the hooks that a graph was made for, but it does at the types of
+    these dicts.
+    """
     for name in ("_modules", "_parameters"):
         module.__dict__[name] = OrderedDict(module.__dict__[name])

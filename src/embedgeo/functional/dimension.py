@@ -67,8 +67,6 @@ def twonn_dimension(
     *,
     discard_fraction: float = DISCARD_FRACTION,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
-    groups: Tensor | None = None,
-    num_groups: int = 0,
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
@@ -82,18 +80,10 @@ def twonn_dimension(
     where some have near copies, TwoNN sees the distance to the copy, and is far lower: see
     `gride_dimensions`.
 
-    Without a group only the fit is repeated, for the μ_i of the other points, those with copies in
-    other groups among them: their neighbours are those among all points. If these were searched for
-    again, the estimates would be those of a thinner sample, and copies of a point, or its absence,
-    move nearest neighbours in a way that resampling does not reproduce (Abadie & Imbens 2008, on
-    the bootstrap of matching estimators).
-
     Args:
         x: shape (n, d), any floating dtype, finite.
         discard_fraction: share of the largest ratios that are not used, in (0, 1).
         duplicate_tolerance: see `merge_duplicates`.
-        groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
-        num_groups: G, the number of groups.
 
     Returns:
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to
@@ -108,8 +98,6 @@ def twonn_dimension(
         RowLabels(),
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
-        groups=None if groups is None else groups.to(x.device)[order],
-        num_groups=num_groups,
     ).every
     return estimate
 
@@ -201,8 +189,6 @@ def gride_dimensions(
     scales: Sequence[int] = SCALES,
     *,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
-    groups: Tensor | None = None,
-    num_groups: int = 0,
 ) -> ScaleEstimates:
     """GRIDE intrinsic dimension of the distinct rows of ``x`` at each of some scales.
 
@@ -220,9 +206,6 @@ def gride_dimensions(
         x: shape (n, d), any floating dtype, finite.
         scales: the ranks n1, each at least 1.
         duplicate_tolerance: see `embedgeo.functional.merge_duplicates`.
-        groups: the group of each row, from 0, shape (n,); default: the rows are in no groups. As in
-            `embedgeo.functional.twonn_dimension`, neighbours are those among all points.
-        num_groups: G, the number of groups.
 
     Returns:
         The estimates, on the CPU. They are NaN at scales for which there are not 2 n1 + 1 distinct
@@ -241,8 +224,6 @@ def gride_dimensions(
         RowLabels(),
         scales=scales,
         duplicate_tolerance=duplicate_tolerance,
-        groups=groups,
-        num_groups=num_groups,
     ).every
     return estimate
 
@@ -346,6 +327,12 @@ def labelled_dimensions(
     - within: that of the distances of rows to the nearest occurrences of their own type in other
       sequences, of all types with 8 distinct rows or more; rows weigh equally. The fewer
       occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
+
+    Without a group only the fit is repeated, for the other points, those with copies in other
+    groups among them: their neighbours are those among all points. If these were searched for
+    again, the estimates would be those of a thinner sample, and copies of a point, or its absence,
+    move nearest neighbours in a way that resampling does not reproduce (Abadie & Imbens 2008, on
+    the bootstrap of matching estimators).
 
     Args:
         x: the rows in random order, shape (n, d), any floating dtype, finite: what is drawn of a

@@ -26,6 +26,9 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 # None: the world, or the ranks that are `together`
 Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
 
+ROUNDS_OF_SUMS = "counts", "sums", "squares"
+"""The rounds of a `Reduction` after that of maxima."""
+
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _begun = Counter[str]()  # meetings by their name, on all ranks
 _NOTHING = -1  # bytes, where there is no collective
@@ -200,12 +203,13 @@ class OwnGroup:
             )
 
     def issue(self, collective: Callable[..., T]) -> T:
-        """Call a collective with the group, which ends if that raises."""
+        """Call a collective with the group, which ends if that raises, as do ranks `together`."""
         try:
             return collective(group=self.process_group)
         except BaseException as error:
             clear_frames(error.__traceback__)  # they refer to the group
-            self.end(f", since a collective failed: {type(error).__name__}: {error}")
+            for group in {self, _TOGETHER.get() or self}:
+                group.end(f", since a collective failed: {type(error).__name__}: {error}")
             raise
 
     def end(self, why: str = "") -> None:
@@ -323,11 +327,12 @@ def together(group: Group, when: str = "") -> AbstractContextManager[None]:
     return group.together(when) if isinstance(group, OwnGroup) else nullcontext()
 
 
-def meet() -> None:
-    """Wait for the ranks that are `together` with this one, before what is no collective of this
-    module.
+def meet(nbytes: int = _NOTHING) -> None:
+    """Wait for the ranks that are `together` with this one, before a collective of so many bytes,
+    or before what is no collective of this module.
     """
-    _meet(_NOTHING)
+    if (ranks := _TOGETHER.get()) is not None:
+        ranks.agree(nbytes)
 
 
 def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
@@ -350,7 +355,7 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
         return [*given]
 
     found = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
-    for phase in ("counts", "sums", "squares"):
+    for phase in ROUNDS_OF_SUMS:
         found = reduced([getattr(way, phase)(each) for way, each in zip(ways, found, strict=True)])
     return [way.result(each) for way, each in zip(ways, found, strict=True)]
 
@@ -376,10 +381,13 @@ def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
     ]
 
 
-def all_gather_object(value: T, group: Group = None) -> list[T]:
-    """The ranks' values, which are pickled, in the order of the ranks."""
-    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    return [pickle.loads(each.numpy().tobytes()) for each in all_gather(pickled, group)]
+def all_gather_object(value: T, group: Group = None, device: torch.device | None = None) -> list[T]:
+    """The ranks' values, which are pickled, in the order of the ranks; they travel on a device, by
+    default the CPU.
+    """
+    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+    every = all_gather(pickled, group)
+    return [pickle.loads(each.cpu().numpy().tobytes()) for each in every]
 
 
 def is_distributed() -> bool:
@@ -422,7 +430,7 @@ def _reduce(tensors: Sequence[Tensor], op: Any, group: Group) -> None:
         for tensor in some:
             by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.view(-1))
         buffers = [each[0] if len(each) == 1 else torch.cat(each) for each in by_kind.values()]
-        _meet(sum(buffer.nbytes for buffer in buffers))
+        meet(sum(buffer.nbytes for buffer in buffers))
         for buffer in buffers:
             _issue(partial(dist.all_reduce, buffer, op=op), group)
         for buffer, flat in zip(buffers, by_kind.values(), strict=True):
@@ -448,26 +456,15 @@ def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _all_gather(tensor: Tensor, group: Group) -> list[Tensor]:
     gathered = [torch.empty_like(tensor) for _ in range(num_ranks(group or _TOGETHER.get()))]
-    _meet(tensor.nbytes)
+    meet(tensor.nbytes)
     _issue(partial(dist.all_gather, gathered, tensor), group)
     return gathered
 
 
-def _meet(nbytes: int) -> None:
-    if (ranks := _TOGETHER.get()) is not None:
-        ranks.agree(nbytes=nbytes)
-
-
 def _issue(collective: Callable[..., object], group: Group) -> None:
     """Call a collective, for which everything else is prepared and to which the ranks have come."""
-    ranks = _TOGETHER.get()
-    group = group or ranks
-    if not isinstance(group, OwnGroup):
-        collective(group=group)
-        return
-    try:
+    group = group or _TOGETHER.get()
+    if isinstance(group, OwnGroup):
         group.issue(collective)
-    except BaseException as error:
-        if ranks is not None:
-            ranks.end(f", since a collective failed: {type(error).__name__}: {error}")
-        raise
+    else:
+        collective(group=group)

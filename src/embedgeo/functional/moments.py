@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks, State, Tensors
+from embedgeo.functional.distributed import ROUNDS_OF_SUMS, Ranks, State, Tensors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -67,9 +67,8 @@ class PooledState(State):
         """The moments of the rows of both, by the rounds in which ranks reduce them."""
         ways = Pooling(self), Pooling(other)
         tensors = _reduced([way.maxima() for way in ways], torch.maximum)
-        tensors = _reduced([way.counts(tensors) for way in ways], torch.add)
-        tensors = _reduced([way.sums(tensors) for way in ways], torch.add)
-        tensors = _reduced([way.squares(tensors) for way in ways], torch.add)
+        for phase in ROUNDS_OF_SUMS:
+            tensors = _reduced([getattr(way, phase)(tensors) for way in ways], torch.add)
         whole: Self = ways[0].result(tensors)
         return whole
 

@@ -321,12 +321,10 @@ class TypeRuns:
         self._order = torch.cat((order, paired))
         self._lengths = torch.cat((lengths, run_lengths))
         self._chunks = [*self._split(chunk_length(width, device))]
-        run_lengths = run_lengths.to(n.dtype)
-        self._n = sent(n, device)
-        self._sequences = sent(sequences, device)
-        self._sequence_n2 = sent(sequence_n2, device)
-        self._type_of_run = sent(type_of_run, device)
-        self._run_lengths = sent(run_lengths, device)
+        held = n, sequences, sequence_n2, type_of_run, run_lengths.to(n.dtype)
+        self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
+            sent(each, device) for each in held
+        )
 
     def table(self, x: Tensor) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""

@@ -38,12 +38,11 @@ from embedgeo.functional.distributed import (
     Group,
     Meetings,
     OtherRankError,
-    OwnGroup,
+    all_gather_object,
     all_reduce_max,
     current_rank,
     has_other_ranks,
     is_distributed,
-    num_ranks,
     together,
 )
 from embedgeo.functional.precision import state_device
@@ -79,7 +78,8 @@ class Geometry:
             parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
-        join_stages: given the number of layers and their records, the records of all stages.
+        join_stages: given the number of layers and what makes their records, the records of all
+            stages.
 
     Attributes:
         layers: of the model, in forward order.
@@ -128,7 +128,7 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: Group = None,
-        join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
+        join_stages: Callable[[int, Callable[[], list[Record]]], list[Record]] | None = None,
         skip_massive: bool | float = False,
         massive: float = MASSIVE,
     ) -> None:
@@ -176,14 +176,9 @@ class Geometry:
         Layers that no forward pass has reached, on any rank, are left out.
         """
         self._meet()
-        own = self._own_records()
-        if self._group is not None:
-            own = self._agreed_on_ranks(own)
         if self._join_stages is not None:
-            return self._join_stages(len(self.layers), own)
-        if isinstance(own, Exception):
-            raise own
-        return own
+            return self._join_stages(len(self.layers), self._own_records)
+        return self._own_records()
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing
@@ -484,74 +479,49 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         if not self.layers:  # of a stage of a pipeline
             return []
-        of_layers = [self._known_of(layer) for layer in self.layers]
-        known = torch.tensor(of_layers, dtype=torch.float64)
+        # of each layer: width, bytes, whether it has massive rows, groups and number of sequences
+        known = {
+            name: (
+                metrics.dim,
+                metrics.num_bytes,
+                metrics.massive is not None,
+                [*metrics.whole.by_group],
+                metrics.num_sequences,
+            )
+            for name, metrics in self._metrics.items()
+        }
+        every = [(self.inputs.first_position, current_rank(self._group), known)]
         if is_distributed():
-            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
-        ranks = num_ranks(self._group)
-        sizes, firsts, marks, num_sequences = known.split(
-            [3, 2, self.settings["jackknife"], ranks], dim=1
-        )
-        least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
-        if most > least:
+            every = all_gather_object(every[0], self._stage_group, self.device)
+        firsts = {first for first, *_ in every if first is not None}
+        if len(firsts) > 1:
             raise ValueError(
-                f"each rank must have whole sequences; position ids begin at {int(least)} on "
-                f"one rank and at {int(most)} on another one, as under context parallelism. Sweep "
-                "over the checkpoints."
+                f"each rank must have whole sequences; position ids begin at {min(firsts)} on "
+                f"one rank and at {max(firsts)} on another one, as under context parallelism. "
+                "Sweep over the checkpoints."
             )
-        for layer, (dim, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
-            if dim and layer.name not in self._metrics:  # only other ranks have reached it
-                no_rows = torch.zeros(0, int(dim), device=self.device)
-                self._add_metrics(layer, int(dim)).update(
-                    no_rows, row_ids(no_rows, no_rows[:, 0].long())
-                )
-            if has_massive:
-                self._metrics[layer.name].split_off()
-        self._complete_groups(marks > 0, num_sequences.sum(1).long())
-        return [
-            MeasuredLayer(
-                layer.name,
-                index,
-                self._metrics[layer.name],
-                int(sizes[index, 1]),
+        layers = list[MeasuredLayer]()
+        least = inf
+        for index, layer in enumerate(self.layers):
+            of_ranks = [(rank, each[layer.name]) for _, rank, each in every if layer.name in each]
+            if not of_ranks:
+                continue
+            dims, num_bytes, has_massive, groups, _ = zip(
+                *(each for _, each in of_ranks), strict=True
             )
-            for index, layer in enumerate(self.layers)
-            if layer.name in self._metrics
-        ]
-
-    def _known_of(self, layer: Layer) -> list[float]:
-        """What this rank knows of a layer; zeros where no forward pass has reached it.
-
-        Its width, bytes, and whether it has massive rows; where position ids begin, negative and
-        positive; a mark of each group of the jackknife that has a sequence; and for each rank a
-        number of sequences, of which this rank knows its own.
-        """
-        num_groups: int = self.settings["jackknife"]
-        ranks = num_ranks(self._group)
-        first = self.inputs.first_position
-        firsts = (-inf, -inf) if first is None else (-first, first)
-        known = [0.0, 0.0, 0.0, *firsts] + [0.0] * (num_groups + ranks)
-        metrics = self._metrics.get(layer.name)
-        if metrics is not None:
-            num_bytes = metrics.num_bytes if is_distributed() else 0
-            known[:3] = metrics.dim, num_bytes, metrics.massive is not None
-            for group in metrics.groups:
-                known[5 + group] = 1
-            known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
-        return known
-
-    def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
-        """Have all ranks know the same groups of the jackknife, given for each layer those that
-        have a sequence on any rank, and the number of its sequences on all ranks.
-        """
+            metrics = self._metrics.get(layer.name)
+            if metrics is None:  # only other ranks have reached it
+                no_rows = torch.zeros(0, dims[0], device=self.device)
+                metrics = self._add_metrics(layer, dims[0])
+                metrics.update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
+            if any(has_massive):
+                metrics.split_off()
+            # once for each rank that has rows of its own
+            num_sequences = sum({rank: each[-1] for rank, each in of_ranks}.values())
+            metrics.complete({group for each in groups for group in each}, num_sequences)
+            least = min(least, num_sequences)
+            layers.append(MeasuredLayer(layer.name, index, metrics, max(num_bytes)))
         num_groups = self.settings["jackknife"]
-        reached = [i for i, layer in enumerate(self.layers) if layer.name in self._metrics]
-        if not num_groups or not reached:
-            return
-        for index in reached:
-            metrics = self._metrics[self.layers[index].name]
-            metrics.complete(marks[index].nonzero().flatten().tolist(), int(num_sequences[index]))
-        least = int(num_sequences[reached].min())
         if least < num_groups and not self._warned_of_groups:
             self._warned_of_groups = True
             warnings.warn(
@@ -560,36 +530,21 @@ class Geometry:
                 "or more sequences.",
                 stacklevel=1,
             )
+        return layers
 
-    def _own_records(self) -> list[Record] | Exception:
-        """This rank's records, or the exception to raise once the ranks have agreed on it."""
-        try:
-            with together(self._stage_group):
-                layers = self.measured_layers()
-                found = compute(layers, self._stage_group, keep_samples=self.keeps_samples)
-                self._has_kept = self.keeps_samples
-                return found
-        except Exception as error:
-            return error
-
-    def _agreed_on_ranks(self, own: list[Record] | Exception) -> list[Record] | Exception:
-        try:
-            with together(self._stage_group):
-                is_told = isinstance(self._stage_group, OwnGroup)
-                failed = torch.tensor(int(isinstance(own, Exception)), device=self.device)
-                others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
-                if isinstance(own, Exception):
-                    raise own
-                if others_failed:
-                    return own
-                return _with_values_of_all(
-                    own,
-                    self.device,
-                    self._stage_group,
-                    repeat_rows=self._group is not self._stage_group,
-                )
-        except Exception as error:
-            return error
+    def _own_records(self) -> list[Record]:
+        """The records of this model's own layers; a monitor's ranks raise an exception together."""
+        with together(self._stage_group):
+            records = compute(
+                self.measured_layers(), self._stage_group, keep_samples=self.keeps_samples
+            )
+            self._has_kept = self.keeps_samples
+            if self._group is None:
+                return records
+            repeat_rows = self._group is not self._stage_group
+            return _with_values_of_all(
+                records, self.device, self._stage_group, repeat_rows=repeat_rows
+            )
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden

@@ -121,7 +121,7 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
     values = dict[str, Tensor]()
     errors = dict[str, Tensor]()
     owners = dict[str, str]()
-    whole = [*layer.with_their_copies()]
+    whole = [*layer.whole.with_groups()]
     try:
         has_errors = layer.num_groups > 0
         for metric, copies in whole:
@@ -136,7 +136,7 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
                 owners[key] = name
             values |= found
             errors |= found_errors
-        for metric, copies in layer.ordinary():
+        for metric, copies in layer.ordinary.with_groups():
             found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
             kept = metric.keys_without_massive
             for into, made in ((values, found), (errors, found_errors)):

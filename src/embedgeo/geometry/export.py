@@ -79,7 +79,7 @@ def layer_sample(metrics: LayerMetrics, *, kept: bool = False) -> LayerSample | 
 def recorded_metrics(layer: LayerMetrics) -> list[str]:
     """A choice of metrics as it is recorded: by those made for a layer."""
     metrics = list[str]()
-    for metric, _ in layer.with_their_copies():
+    for metric in layer.whole.metrics:
         digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
         metrics.append(f"{type(metric).__name__} {digest}".strip())
     return metrics

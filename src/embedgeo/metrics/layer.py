@@ -2,7 +2,7 @@
 sequences.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from inspect import Parameter, signature
@@ -15,10 +15,9 @@ from torchmetrics import Metric
 from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
+    Ranks,
     all_gather,
-    current_rank,
     is_distributed,
-    num_ranks,
 )
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import FEWEST_ROWS, MASSIVE, RowIds, Rows
@@ -37,27 +36,35 @@ MetricFactory = Callable[[int], list[Metric]]
 
 class _Copies:
     """The metrics of a layer that see some of its rows, and their copies for each group of the
-    jackknife.
+    jackknife; ``make`` makes a group's metrics.
     """
 
-    def __init__(self, metrics: list[Any]) -> None:
+    def __init__(self, metrics: list[Any], make: Callable[[], list[Any]]) -> None:
         self.metrics = metrics
-        self.has_copies = [
-            isinstance(metric, GeometryMetric) and metric.has_copies for metric in metrics
-        ]
         self.by_group: dict[int, list[Any]] = {}  # of the metrics that have copies
+        self._make = make
+
+    def of_group(self, group: int) -> list[Any]:
+        """The copies for a group, made when first asked for."""
+        if group not in self.by_group:
+            self.by_group[group] = [each for each in self._make() if _has_copies(each)]
+        return self.by_group[group]
 
     def with_groups(self) -> Iterator[tuple[Any, list[Any]]]:
         """Yield each metric with the copies that have seen the groups, none where it has none."""
         of_each = zip(*(self.by_group[group] for group in sorted(self.by_group)), strict=True)
-        for metric, has_copies in zip(self.metrics, self.has_copies, strict=True):
-            yield metric, list(next(of_each, ())) if has_copies else []
+        for metric in self.metrics:
+            yield metric, list(next(of_each, ())) if _has_copies(metric) else []
 
     @property
     def all(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
         copies = (copy for _, copies in self.with_groups() for copy in copies)
         return [*self.metrics, *copies]
+
+
+def _has_copies(metric: Metric) -> bool:
+    return isinstance(metric, GeometryMetric) and metric.has_copies
 
 
 class LayerMetrics:
@@ -103,8 +110,8 @@ class LayerMetrics:
         self._num_batches = 0
         self._make = make
         held = made_metrics(make, dim) if metrics is None else metrics
-        self._whole = _Copies(self._prepared(held, device))
-        self._ordinary: _Copies | None = None
+        self.whole = _Copies(self._prepared(held, device), self._made)
+        self.ordinary = _Copies([], list)  # until there is a massive row
         # metrics that sample rows, with their states of all ranks
         self._kept: list[tuple[Any, dict[str, Any]]] = []
 
@@ -118,9 +125,8 @@ class LayerMetrics:
                 metric.to(hidden.device)
         num_rows = hidden.shape[:-1].numel()
         if self.num_groups:
-            batch = self._num_batches * num_ranks(self.process_group) + current_rank(
-                self.process_group
-            )
+            rank, num_ranks = Ranks.of(self.process_group)
+            batch = self._num_batches * num_ranks + rank
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
@@ -141,16 +147,11 @@ class LayerMetrics:
     def _update(self, group: int | None, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
         """Update the metrics, or the copies of a group, with its rows of a batch."""
         ordinary = rows if rows.massive is None else rows.select(~rows.massive)
-        seen = [(self._whole, ids, rows)]
-        if self.skip_massive:
-            seen = [(self._whole, ids if ordinary is rows else ordinary.ids, ordinary)]
-        elif self._ordinary is not None:
-            seen.append((self._ordinary, ordinary.ids, ordinary))
-        for copies, of_all, some in seen:
-            metrics = copies.metrics if group is None else self._copies_of(copies, group)
-            for metric in metrics:
+        counted = ordinary if self.skip_massive else rows
+        for copies, some in ((self.whole, counted), (self.ordinary, ordinary)):
+            for metric in copies.metrics if group is None else copies.of_group(group):
                 with named(metric):
-                    update_metric(metric, hidden, of_all, some)
+                    update_metric(metric, hidden, ids if some is rows else some.ids, some)
 
     def split_off(self) -> None:
         """Hold the ordinary rows apart from now on, where that is not done yet: until now all rows
@@ -162,29 +163,27 @@ class LayerMetrics:
         see_no_rows(self.massive)
         if self.skip_massive:
             return
-        self._ordinary = _Copies(_ordinary_copies(self._whole.metrics))
-        for group, copies in self._whole.by_group.items():
-            self._ordinary.by_group[group] = _ordinary_copies(copies)
+        self.ordinary = _Copies(
+            _ordinary_copies(self.whole.metrics), lambda: _ordinary_copies(self._made())
+        )
+        for group, copies in self.whole.by_group.items():
+            self.ordinary.by_group[group] = _ordinary_copies(copies)
 
-    @property
-    def groups(self) -> list[int]:
-        """The groups that have a sequence."""
-        return [*self._whole.by_group]
-
-    def complete(self, groups: Sequence[int], num_sequences: int) -> None:
+    def complete(self, groups: Iterable[int], num_sequences: int) -> None:
         """Give copies to the groups that have a sequence on any rank; to all groups where there
         are no more of them than sequences on all ranks.
         """
         has_all = self.num_groups <= num_sequences
         for group in range(self.num_groups) if has_all else sorted(groups):
-            for copies in filter(None, (self._whole, self._ordinary)):
-                self._copies_of(copies, group)
+            self.whole.of_group(group)
+            self.ordinary.of_group(group)
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
         """The metrics of this package's kind that are wanted."""
-        metrics = [*self._whole.metrics, *([] if self.massive is None else [self.massive])]
         return [
-            metric for metric in metrics if isinstance(metric, GeometryMetric) and is_wanted(metric)
+            metric
+            for metric in (*self.whole.metrics, self.massive)
+            if isinstance(metric, GeometryMetric) and is_wanted(metric)
         ]
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
@@ -213,9 +212,7 @@ class LayerMetrics:
     @property
     def with_copies(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
-        every = self._whole.all
-        if self._ordinary is not None:
-            every += self._ordinary.all
+        every = [*self.whole.all, *self.ordinary.all]
         return every if self.massive is None else [*every, self.massive]
 
     @property
@@ -226,7 +223,7 @@ class LayerMetrics:
 
     @property
     def device(self) -> torch.device:
-        return next((metric.device for metric in self._whole.metrics), torch.device("cpu"))
+        return next((metric.device for metric in self.whole.metrics), torch.device("cpu"))
 
     def reset(self) -> list[Metric]:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector
@@ -244,28 +241,12 @@ class LayerMetrics:
                     metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
         self._kept = []
-        metrics = self._whole.metrics
+        metrics = self.whole.metrics
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in metrics)
         return metrics if are_own else []
 
-    def with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield each metric with the copies that have seen the groups, none where it has none."""
-        return self._whole.with_groups()
-
-    def ordinary(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield each metric of the ordinary rows with the copies that have seen those of the
-        groups; none where all rows are ordinary.
-        """
-        return iter(()) if self._ordinary is None else self._ordinary.with_groups()
-
-    def _copies_of(self, copies: _Copies, group: int) -> list[Any]:
-        if group not in copies.by_group:
-            made = self._prepared(made_metrics(self._make, self.dim), self.device)
-            if copies is self._ordinary:
-                made = _ordinary_copies(made)
-            pairs = zip(made, copies.has_copies, strict=True)
-            copies.by_group[group] = [metric for metric, has_copies in pairs if has_copies]
-        return copies.by_group[group]
+    def _made(self) -> list[Any]:
+        return self._prepared(made_metrics(self._make, self.dim), self.device)
 
     def _prepared(self, metrics: list[Any], device: torch.device) -> list[Any]:
         for metric in metrics:

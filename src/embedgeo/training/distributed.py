@@ -278,19 +278,18 @@ class PipelineStage:
             )
         return made[0]
 
-    def _join(self, num_layers: int, own_records: list[Record] | Exception) -> list[Record]:
+    def _join(self, num_layers: int, make: Callable[[], list[Record]]) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:
+            records = make()
             if self._num_stages not in (None, num_ranks(self._stages)):
                 raise ValueError(
                     f"a pipeline must have one stage a rank; got {self._num_stages} stages on "
                     f"{num_ranks(self._stages)} ranks, as interleaved schedules have. Sweep over "
                     f"the checkpoints."
                 )
-            if isinstance(own_records, Exception):
-                raise own_records
-            return num_layers, own_records
+            return num_layers, records
 
         every = self._gathered(of_this_stage)
         for (_, before), (_, after) in pairwise(every):

@@ -78,7 +78,7 @@ class Illustrations:
     on_error: Literal["warn", "raise"] = "warn"
     pictures: bool = True  # are drawn
     scalars: Scalars = "headlines"  # that loggers get
-    _adapters: list[Adapter] | None = field(default=None, init=False)
+    _adapters: list[Adapter] = field(default_factory=list, init=False)
     _num_measurements: int = field(default=0, init=False)
     _num_drawn: int = field(default=0, init=False)  # records
 
@@ -89,8 +89,7 @@ class Illustrations:
         if not history:
             return
         step = history[-1]["step"]
-        if self._adapters is None:
-            self._adapters = []
+        if not self._num_measurements:
             self._begin(loggers, history, step)
         self._num_measurements += not last
         # after 1, 2, 4, 8 … measurements
@@ -102,7 +101,6 @@ class Illustrations:
 
     def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
         """Lay out the charts, and explain the metrics."""
-        assert self._adapters is not None
         for logger in loggers:
             try:
                 self._adapters += filter(None, [adapter_of(logger, self.prefix)])
@@ -146,7 +144,6 @@ class Illustrations:
             self._write_list("what happened", story, step)
 
     def _write_to_all(self, method: str, *arguments: Any) -> None:
-        assert self._adapters is not None
         for adapter in tuple(self._adapters):
             try:
                 getattr(adapter, method)(*arguments)
