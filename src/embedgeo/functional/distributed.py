@@ -381,13 +381,10 @@ def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
     ]
 
 
-def all_gather_object(value: T, group: Group = None, device: torch.device | None = None) -> list[T]:
-    """The ranks' values, which are pickled, in the order of the ranks; they travel on a device, by
-    default the CPU.
-    """
-    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
-    every = all_gather(pickled, group)
-    return [pickle.loads(each.cpu().numpy().tobytes()) for each in every]
+def all_gather_object(value: T, group: Group = None) -> list[T]:
+    """The ranks' values, which are pickled, in the order of the ranks."""
+    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    return [pickle.loads(each.numpy().tobytes()) for each in all_gather(pickled, group)]
 
 
 def is_distributed() -> bool:

@@ -38,11 +38,11 @@ from embedgeo.functional.distributed import (
     Group,
     Meetings,
     OtherRankError,
-    all_gather_object,
     all_reduce_max,
     current_rank,
     has_other_ranks,
     is_distributed,
+    num_ranks,
     together,
 )
 from embedgeo.functional.precision import state_device
@@ -479,49 +479,74 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         if not self.layers:  # of a stage of a pipeline
             return []
-        # of each layer: width, bytes, whether it has massive rows, groups and number of sequences
-        known = {
-            name: (
-                metrics.dim,
-                metrics.num_bytes,
-                metrics.massive is not None,
-                [*metrics.whole.by_group],
-                metrics.num_sequences,
-            )
-            for name, metrics in self._metrics.items()
-        }
-        every = [(self.inputs.first_position, current_rank(self._group), known)]
+        of_layers = [self._known_of(layer) for layer in self.layers]
+        known = torch.tensor(of_layers, dtype=torch.float64)
         if is_distributed():
-            every = all_gather_object(every[0], self._stage_group, self.device)
-        firsts = {first for first, *_ in every if first is not None}
-        if len(firsts) > 1:
+            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
+        ranks = num_ranks(self._group)
+        sizes, firsts, marks, num_sequences = known.split(
+            [3, 2, self.settings["jackknife"], ranks], dim=1
+        )
+        least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
+        if most > least:
             raise ValueError(
-                f"each rank must have whole sequences; position ids begin at {min(firsts)} on "
-                f"one rank and at {max(firsts)} on another one, as under context parallelism. "
-                "Sweep over the checkpoints."
+                f"each rank must have whole sequences; position ids begin at {int(least)} on "
+                f"one rank and at {int(most)} on another one, as under context parallelism. Sweep "
+                "over the checkpoints."
             )
-        layers = list[MeasuredLayer]()
-        least = inf
-        for index, layer in enumerate(self.layers):
-            of_ranks = [(rank, each[layer.name]) for _, rank, each in every if layer.name in each]
-            if not of_ranks:
-                continue
-            dims, num_bytes, has_massive, groups, _ = zip(
-                *(each for _, each in of_ranks), strict=True
+        for layer, (dim, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
+            if dim and layer.name not in self._metrics:  # only other ranks have reached it
+                no_rows = torch.zeros(0, int(dim), device=self.device)
+                self._add_metrics(layer, int(dim)).update(
+                    no_rows, row_ids(no_rows, no_rows[:, 0].long())
+                )
+            if has_massive:
+                self._metrics[layer.name].split_off()
+        self._complete_groups(marks > 0, num_sequences.sum(1).long())
+        return [
+            MeasuredLayer(
+                layer.name,
+                index,
+                self._metrics[layer.name],
+                int(sizes[index, 1]),
             )
-            metrics = self._metrics.get(layer.name)
-            if metrics is None:  # only other ranks have reached it
-                no_rows = torch.zeros(0, dims[0], device=self.device)
-                metrics = self._add_metrics(layer, dims[0])
-                metrics.update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
-            if any(has_massive):
-                metrics.split_off()
-            # once for each rank that has rows of its own
-            num_sequences = sum({rank: each[-1] for rank, each in of_ranks}.values())
-            metrics.complete({group for each in groups for group in each}, num_sequences)
-            least = min(least, num_sequences)
-            layers.append(MeasuredLayer(layer.name, index, metrics, max(num_bytes)))
+            for index, layer in enumerate(self.layers)
+            if layer.name in self._metrics
+        ]
+
+    def _known_of(self, layer: Layer) -> list[float]:
+        """What this rank knows of a layer; zeros where no forward pass has reached it.
+
+        Its width, bytes, and whether it has massive rows; where position ids begin, negative and
+        positive; a mark of each group of the jackknife that has a sequence; and for each rank a
+        number of sequences, of which this rank knows its own.
+        """
+        num_groups: int = self.settings["jackknife"]
+        ranks = num_ranks(self._group)
+        first = self.inputs.first_position
+        firsts = (-inf, -inf) if first is None else (-first, first)
+        known = [0.0, 0.0, 0.0, *firsts] + [0.0] * (num_groups + ranks)
+        metrics = self._metrics.get(layer.name)
+        if metrics is not None:
+            num_bytes = metrics.num_bytes if is_distributed() else 0
+            known[:3] = metrics.dim, num_bytes, metrics.massive is not None
+            for group in metrics.whole.by_group:
+                known[5 + group] = 1
+            known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
+        return known
+
+    def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
+        """Have all ranks know the same groups of the jackknife, given for each layer those that
+        have a sequence on any rank, and the number of its sequences on all ranks.
+        """
         num_groups = self.settings["jackknife"]
+        reached = [i for i, layer in enumerate(self.layers) if layer.name in self._metrics]
+        if not num_groups or not reached:
+            return
+        for index in reached:
+            metrics = self._metrics[self.layers[index].name]
+            metrics.complete(marks[index].nonzero().flatten().tolist(), int(num_sequences[index]))
+        least = int(num_sequences[reached].min())
         if least < num_groups and not self._warned_of_groups:
             self._warned_of_groups = True
             warnings.warn(
@@ -530,7 +555,6 @@ class Geometry:
                 "or more sequences.",
                 stacklevel=1,
             )
-        return layers
 
     def _own_records(self) -> list[Record]:
         """The records of this model's own layers; a monitor's ranks raise an exception together."""

@@ -2,7 +2,7 @@
 sequences.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from inspect import Parameter, signature
@@ -169,7 +169,7 @@ class LayerMetrics:
         for group, copies in self.whole.by_group.items():
             self.ordinary.by_group[group] = _ordinary_copies(copies)
 
-    def complete(self, groups: Iterable[int], num_sequences: int) -> None:
+    def complete(self, groups: Sequence[int], num_sequences: int) -> None:
         """Give copies to the groups that have a sequence on any rank; to all groups where there
         are no more of them than sequences on all ranks.
         """
