@@ -81,6 +81,18 @@ def test_a_model_that_another_one_is_trained_for_is_named_once():
     assert steps(monitor) == [0]
 
 
+def test_batches_in_one_buffer_are_not_run_again():
+    model, batch = gpt_neox().train(), token_batch()
+    monitor = StepMonitor(model, 4, window=2, **OPTIONS)
+    for step in range(7):
+        batch["input_ids"].copy_(torch.randint(9, batch["input_ids"].shape))
+        with monitor.step(step, batch):
+            model(**batch)
+    with pytest.warns(UserWarning, match="the last training batches were written to since"):
+        monitor.close(7)
+    assert steps(monitor) == [0, 4]
+
+
 @pytest.mark.parametrize("num_steps", [5, 6])
 def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(num_steps):
     model, batch = gpt_neox(), token_batch()

@@ -32,6 +32,7 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
+from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.structure import (
     is_hugging_face,
     measured_model,
@@ -253,11 +254,30 @@ def load_model(
         weights_only=True,
     )
     _require_all_weights(model, info, types)
+    _fill_buffers(model)
     model.config.use_cache = False  # nothing is generated
     if info["missing_keys"]:  # of a head, which has random weights
         model = model.base_model
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _fill_buffers(model: Any) -> None:
+    """Make the buffers that no file has as the code that comes with a model does: transformers
+    leaves what is in memory in those of other classes than its own.
+    """
+    modules = dict(model.named_modules())
+    buffers = dict(model.named_buffers())
+    unknown = [
+        name
+        for name in buffers.keys() - model.state_dict().keys()
+        if not type(modules[name.rpartition(".")[0]]).__module__.startswith("transformers.")
+    ]
+    if unknown:
+        with kept_random_states():
+            own = dict(type(model)(model.config).named_buffers())
+        for name in unknown:
+            buffers[name].copy_(own[name])
 
 
 def _require_described(

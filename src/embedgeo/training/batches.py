@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.capture.torch_names import local_part
+from embedgeo.capture.torch_names import local_part, version
 
 _ITERATOR = "_iterator"  # of a loader with persistent workers: it has one
 
@@ -23,8 +23,9 @@ class LastBatches:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._recent: list[tuple[int, Any]] = []  # steps and batches of the window that ends now
-        self._full: list[Any] = []
+        # steps and batches of the window that ends now, and what tells a change of their tensors
+        self._recent: list[tuple[int, Any, list[object]]] = []
+        self._full: list[tuple[int, Any, list[object]]] = []
         self._sizes = Counter[int]()  # numbers of sequences of all windows so far
 
     def add(self, step: int, batch: Any) -> None:
@@ -33,20 +34,39 @@ class LastBatches:
             self._end_step()
         while self._recent and self._recent[0][0] <= step - self._window:
             del self._recent[0]
-        self._recent.append((step, batch))
+        self._recent.append((step, batch, _versions(batch)))
 
     def full(self) -> list[Any]:
         """The batches of the last full window; empty if there are none."""
         if self._recent:
             self._end_step()
-        return self._full
+        return [batch for _, batch, _ in self._full]
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether a tensor of the full window was written to since its batch was added."""
+        return any(versions != _versions(batch) for _, batch, versions in self._full)
 
     def _end_step(self) -> None:
-        batches = [batch for _, batch in self._recent]
-        size = sum(map(_num_sequences, batches))
+        size = sum(_num_sequences(batch) for _, batch, _ in self._recent)
         self._sizes[size] += 1
         if size >= max(self._sizes, key=lambda each: (self._sizes[each], each)):
-            self._full = batches
+            self._full = [*self._recent]
+
+
+def _parts(batches: object) -> Iterator[Any]:
+    """What is in batches, within dicts, lists and tuples."""
+    waiting = [batches]
+    while waiting:
+        each: Any = waiting.pop()
+        if isinstance(each, Mapping | list | tuple):
+            waiting += each.values() if isinstance(each, Mapping) else each
+        else:
+            yield each
+
+
+def _versions(batch: object) -> list[object]:
+    return [version(each) for each in _parts(batch) if isinstance(each, Tensor)]
 
 
 def _num_sequences(batch: Any) -> int:
@@ -66,12 +86,8 @@ def digest(batches: object) -> int:
     which each rank has a part, or without bytes, as sparse ones.
     """
     found = blake2b(digest_size=8)
-    waiting = [batches]
-    while waiting:
-        each: Any = waiting.pop()
-        if isinstance(each, Mapping | list | tuple):
-            waiting += each.values() if isinstance(each, Mapping) else each
-        elif isinstance(each, str):
+    for each in _parts(batches):
+        if isinstance(each, str):
             found.update(each.encode())
         elif isinstance(each, Tensor) and local_part(each) is each:
             found.update(f"{each.dtype} {each.shape}".encode())

@@ -770,6 +770,13 @@ class Monitor(ABC):
         as in a training step.
         """
         batches = self._last_batches.full()
+        if self._last_batches.have_changed:
+            batches = []
+            self._warn(
+                f"the weights of the last step, {step}, are not measured, because tensors of the "
+                "last training batches were written to since. Give a probe=, or each batch tensors "
+                "of its own."
+            )
         if not self._all_come(f"the last step, {step}", why_not or "no batch" * (not batches)):
             return
         assert self._geometry is not None
