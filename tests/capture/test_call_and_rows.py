@@ -396,6 +396,7 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
         lambda ids: nn.functional.pad(ids, (0, 2)),
         lambda ids: nn.functional.pad(ids, (1, 0)).T,
         lambda ids: ids[[3, 0, 1, 2]],
+        lambda ids: ids.flip(1),
     ],
 )
 def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change):
@@ -403,6 +404,18 @@ def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change):
     with pytest.raises(ValueError, match=r"of shape \(4, 4\); the model turns, sorts or pads them"):
         measured(Small(change=change), ids)
     assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
+
+
+def test_texts_that_are_looked_up_before_either_is_run_are_not_mixed_up():
+    model, (a, b) = Small(), torch.arange(24).view(2, 3, 4) % 7
+    with observe(model) as geometry, torch.no_grad():
+        for ids in a, b:
+            model.layers[1](model.layers[0](model.word(ids)))
+    assert geometry.compute()["block.01"]["token_types"] == 7
+    refused = pytest.raises(ValueError, match="must have one token id a row; 2 tensors")
+    with refused, observe(model), torch.no_grad():
+        one, _ = model.word(a), model.word(b)
+        model.layers[0](one)
 
 
 class LooksUp(Small):

@@ -296,10 +296,12 @@ class SweepFolder:
                 step = int(records["step"].iloc[0])
                 path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
                 wanted[name] = path
+                # an event file has the time of what it was made of, whatever the clocks say
                 changed = max(file.stat().st_mtime_ns for file in self._sources(name))
-                if not path.exists() or path.stat().st_mtime_ns < changed:
+                if not path.exists() or path.stat().st_mtime_ns != changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
+                        os.utime(temporary, ns=(changed, changed))
         for path in list(self.tensorboard.rglob(f"{EVENTS}*")):
             own = _OWN_EVENTS.fullmatch(path.name)  # other writers' files have a time there
             name = own["name"] if own else ""
