@@ -50,6 +50,6 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    found = find_spec(module)
+    spec = find_spec(module)
     # a folder of that name is none, such as one of data sets
-    return found is not None and found.origin is not None
+    return spec is not None and spec.origin is not None

@@ -146,8 +146,8 @@ def foreign_terms(metrics: Iterable[str]) -> str:
     """The terms of those metrics that are from elsewhere, as JSON for `learn`; empty where there
     are none.
     """
-    found = {key: FOREIGN.find(key) for key in sorted(set(metrics)) if not OWN.find(key)}
-    terms = {key: each._asdict() for key, each in found.items() if each}
+    known = {key: FOREIGN.find(key) for key in sorted(set(metrics)) if not OWN.find(key)}
+    terms = {key: each._asdict() for key, each in known.items() if each}
     return json.dumps(terms, ensure_ascii=False) if terms else ""
 
 

@@ -88,7 +88,7 @@ class _Parser(ArgumentParser):
             message = f"the following arguments are required: {', '.join(names)}"
         asked = f"{of_command.prog.replace(' [options]', '')} --help"
         message = re.sub(
-            r'Parser key "(\w+)":', lambda found: f"argument {_option(found[1])}:", message
+            r'Parser key "(\w+)":', lambda match: f"argument {_option(match[1])}:", message
         )
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
             known = (name for action in of_command._actions for name in action.option_strings)  # noqa: SLF001

@@ -27,13 +27,13 @@ def preset_file(name: str) -> Path:
 
 def example_files() -> dict[str, list[Path]]:
     """Files of each example, by name: the script, after it what it is run with."""
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for path in sorted(
         _shipped("examples").glob("[!.]*"), key=lambda path: (path.stem, path.suffix)
     ):
         if path.is_file():
-            found.setdefault(path.stem, []).append(path)
-    return found
+            by_name.setdefault(path.stem, []).append(path)
+    return by_name
 
 
 def write_example(name: str, folder: Path) -> list[Path]:

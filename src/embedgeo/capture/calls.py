@@ -144,8 +144,8 @@ def first_float(value: Any) -> Tensor | None:
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for each in value:  # no generator: torch.compile follows this
-            if (found := first_float(each)) is not None:
-                return found
+            if (tensor := first_float(each)) is not None:
+                return tensor
     return None
 
 
@@ -241,10 +241,10 @@ def kept_state(model: nn.Module) -> Iterator[None]:
     that are not made ready yet. Of DDP's the one attribute is put back that a pass changes.
     """
     undo: dict[int, Callable[[], object]] = {}
-    found: list[Any] = [model]
-    while found:
-        value = found.pop()
-        if id(value) not in undo and (put_back := _undo(value, found)) is not None:
+    pending: list[Any] = [model]
+    while pending:
+        value = pending.pop()
+        if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
             undo[id(value)] = put_back
     try:
         yield
@@ -293,26 +293,26 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _undo(value: Any, found: list[Any]) -> Callable[[], object] | None:
+def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:
     """What puts a value back into its state, if anything does; what is in it is added to
-    ``found``.
+    ``pending``.
     """
     put_back: Callable[[], object] | None = None
     if isinstance(value, nn.Module):
-        found += value.children()
+        pending += value.children()
         if isinstance(value, DistributedDataParallel):
             put_back = partial(setattr, value, _SYNC, getattr(value, _SYNC))
         elif not (
             isinstance(value, FullyShardedDataParallel)
             or (isinstance(value, LazyModuleMixin) and value.has_uninitialized_params())
         ):
-            found += value.buffers(recurse=False)  # of a scripted one, too
-            found += (attributes := own_attributes(value)).values()
+            pending += value.buffers(recurse=False)  # of a scripted one, too
+            pending += (attributes := own_attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)
     elif isinstance(value, tuple):
-        found += value
+        pending += value
     elif isinstance(value, dict | list | deque | set):
-        found += _contents(value) if len(value) <= _MOST_CONTENTS else ()
+        pending += _contents(value) if len(value) <= _MOST_CONTENTS else ()
         put_back = partial(_put_contents, value, copy(value))
     elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         local = local_part(value)  # comparing DTensors is a collective

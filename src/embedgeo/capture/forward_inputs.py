@@ -95,8 +95,8 @@ class RowTokens(NamedTuple):
         """The value of ``make`` for all layers of the forward pass on a device."""
         if device not in self.prepared:
             self.prepared[device] = make()
-        found: T = self.prepared[device]
-        return found
+        kept: T = self.prepared[device]
+        return kept
 
 
 class LayerRows(NamedTuple):
@@ -563,12 +563,12 @@ class ForwardInputs:
                     )
                 forward.position_ids = None
             forward.token_ids = call.token_ids
-        told = call.padding
-        is_of_rows = told.source is not None and told.source.ndim == 2
+        padding = call.padding
+        is_of_rows = padding.source is not None and padding.source.ndim == 2
         if is_of_rows or (
-            forward.padding.mask is None and (told.source is not None or told.untold)
+            forward.padding.mask is None and (padding.source is not None or padding.untold)
         ):
-            forward.padding = told
+            forward.padding = padding
         if call.position_ids is not None:
             forward.position_ids = call.position_ids
         if call.num_cached is not None:
@@ -577,10 +577,10 @@ class ForwardInputs:
 
     def _begin_attention(self, call: _RunningCall) -> None:
         """Take the padding that torch's own attention inside the blocks is told of."""
-        forward, told = self.forward, call.padding
+        forward, padding = self.forward, call.padding
         untold = ""
         if not self._running:
-            if told.mask is not None:
+            if padding.mask is not None:
                 untold = "of padding was given outside of a call of the model"
         elif forward.attention is None:
             forward.attention = call
@@ -589,9 +589,9 @@ class ForwardInputs:
                 if name in forward.held:
                     forward.held.pop(name)()
             forward.waiting = []
-        elif told.mask is None:
-            untold = "" if forward.padding.mask is not None else told.untold
-        elif not _equal(forward.attention.padding.source, told.source):
+        elif padding.mask is None:
+            untold = "" if forward.padding.mask is not None else padding.untold
+        elif not _equal(forward.attention.padding.source, padding.source):
             untold = "of padding differs between calls inside the blocks"
         if untold:
             forward.padding, forward.row_tokens = _Padding(untold=untold), {}
@@ -749,18 +749,18 @@ class ForwardInputs:
                     "alone: layers=lambda model: model.vision_model."
                 )
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
-            found = {
+            given = {
                 name: self._of_batch(value, name)
                 for name, value in values.items()
                 if value is not None
             }
-            ids = self._fitting_token_ids(rows, found.get("token_ids"))
+            ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
-            words = found.get("word_ids")
+            words = given.get("word_ids")
             if words is not None:
                 words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
-            kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
+            kept = self._fitting_mask(rows, tokens, given.get("mask"), hidden.device)
             positions = self._of_tokens(rows, self.forward.position_ids)
             ids, kept, words, positions = on_cpu(ids, kept, words, positions)
             self.forward.position_ids = positions
@@ -770,7 +770,7 @@ class ForwardInputs:
                 self.first_position = first if before is None else min(first, before)
             if kept is not None and bool(kept.all()):
                 kept = None
-            if ids is not None and "token_ids" in found:
+            if ids is not None and "token_ids" in given:
                 self._require_types(ids, kept, words)
             ids, kept, words = (
                 None if t is None else t.reshape(rows.shape) for t in (ids, kept, words)
@@ -795,10 +795,10 @@ class ForwardInputs:
                 f"{name}= can be a function of the batch only where the model is called; its "
                 "modules were called one by one. Give a tensor."
             )
-        found = values(self._running[0].batch)
-        if not isinstance(found, Tensor):
-            raise TypeError(f"{name}= must return a tensor; got {type(found).__name__}.")
-        return found
+        tensor = values(self._running[0].batch)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}= must return a tensor; got {type(tensor).__name__}.")
+        return tensor
 
     def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
         if token_ids is not None:
@@ -952,14 +952,16 @@ def whole_sequences(hidden: Tensor, mesh: DeviceMesh, inputs: Sequence[Tensor]) 
     ]
     if not whole or isinstance(hidden, DTensor) or any(t.shape == hidden.shape[:2] for t in inputs):
         return hidden
-    found = DTensor.from_local(hidden.contiguous(), mesh, [Shard(1)], run_check=False).full_tensor()
-    if _repeats(found, size) and not all(_repeats(t, size) for t in whole):
+    gathered = DTensor.from_local(
+        hidden.contiguous(), mesh, [Shard(1)], run_check=False
+    ).full_tensor()
+    if _repeats(gathered, size) and not all(_repeats(t, size) for t in whole):
         raise ValueError(
             f"a layer must have a row for each token, or a part of them on each of {size} ranks; "
             f"its rows have shape "
             f"{tuple(hidden.shape[:2])} and are the same on all ranks. Leave the layer out."
         )
-    return found
+    return gathered
 
 
 def _repeats(tensor: Tensor, num_parts: int) -> bool:

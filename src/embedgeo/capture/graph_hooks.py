@@ -89,11 +89,11 @@ def _is_hooked(module: nn.Module, event: Event) -> bool:
 
 # torch.compile follows these hooks, and calls them as they are where they are outside of its graphs
 def _on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    found = {}
+    states = {}
     for name, value in (*zip(module.embedgeo_arguments, args, strict=False), *kwargs.items()):
         if name in READ_ARGUMENTS and isinstance(value, Tensor):
-            found[name] = value
-    _notify(module, "call", found)
+            states[name] = value
+    _notify(module, "call", states)
 
 
 def _on_return(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -118,17 +118,17 @@ def _on_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         _notify(module, "output", {"output": hidden})
 
 
-def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
+def _notify(module: Any, event: Event, states: dict[str, Tensor]) -> None:
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and not _listeners:
         return
     tensors = []
-    for tensor in found.values():
+    for tensor in states.values():
         if isinstance(tensor, DTensor):  # of which the operator would be given this rank's part
             return
         tensors.append(tensor.detach())
     gradients = torch.is_grad_enabled() if is_compiling else has_gradients()
-    torch.ops.embedgeo.notify(module.embedgeo_key, event, " ".join(found), tensors, gradients)
+    torch.ops.embedgeo.notify(module.embedgeo_key, event, " ".join(states), tensors, gradients)
 
 
 _HOOKS: dict[Event, Callable[..., None]] = {
@@ -150,14 +150,14 @@ def _run_notify(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _call(
-    listeners: list[Callable[..., None]], found: dict[str, Tensor], has_gradients: bool
+    listeners: list[Callable[..., None]], states: dict[str, Tensor], has_gradients: bool
 ) -> None:
     """Call listeners in the gradient mode that the model's code has there: a graph runs in another
     one.
     """
     with _forward_gradients(True), torch.set_grad_enabled(has_gradients):
         for listener in list(listeners):
-            listener(found, found.get("output"))
+            listener(states, states.get("output"))
 
 
 # faster to call than a `torch.library.custom_op`

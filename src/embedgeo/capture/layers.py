@@ -91,8 +91,8 @@ def resolve_layers(
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
-    found = {layer.name: layer for layer in _resolve(model, layers, part)}
-    if not found and part is None:
+    by_name = {layer.name: layer for layer in _resolve(model, layers, part)}
+    if not by_name and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
     stacks = [
         [*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)
@@ -105,7 +105,7 @@ def resolve_layers(
     }
     return [
         replace(layer, positions_first=is_turned.get(layer.calls[0].module))
-        for layer in found.values()
+        for layer in by_name.values()
     ]
 
 
@@ -165,8 +165,8 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
     mean = _MEAN.fullmatch(pattern)
     is_of_blocks = mean is not None or pattern in ("blocks", "hidden_states")
     structure.require_one_model(model, also_by_hand=is_of_blocks)
-    found = [*_submodels(model)]
-    if part is not None and (pattern == "hidden_states" or mean or len(found) > 1):
+    submodels = [*_submodels(model)]
+    if part is not None and (pattern == "hidden_states" or mean or len(submodels) > 1):
         raise ValueError(
             f"layers={pattern!r} must be found within one stage of the pipeline, of a model that "
             f"is no encoder and "
@@ -175,11 +175,11 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
     if mean:
         return [
             _mean(submodel, pattern, int(mean[2]), of_hidden=bool(mean[3]))
-            for submodel in found
+            for submodel in submodels
             if mean[1] in ("", submodel.prefix)
         ]
-    standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
-    numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
+    standard = [layer for submodel in submodels for layer in _standard_layers(submodel, part)]
+    numbered = [layer for submodel in submodels for layer in _hidden_states(submodel)]
     if pattern not in ("blocks", "hidden_states"):
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
@@ -244,16 +244,16 @@ def _ties_last(submodel: nn.Module, last: nn.Module | None) -> bool:
     as its configuration says, or else its class.
     """
     config = getattr(submodel, "config", None)
-    found = getattr(config, "tie_last_hidden_states", None)
+    is_tied = getattr(config, "tie_last_hidden_states", None)
     forward: Any = getattr(last, "forward", None)
-    while found is None and forward is not None:
+    while is_tied is None and forward is not None:
         forward = getattr(forward, "__func__", forward)
         names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
         cells = dict(zip(names, getattr(forward, "__closure__", None) or (), strict=False))
         if "tie_last_hidden_states" in cells:  # of transformers' capture_outputs
-            found = cells["tie_last_hidden_states"].cell_contents
+            is_tied = cells["tie_last_hidden_states"].cell_contents
         forward = getattr(forward, "__wrapped__", None)
-    return found is not False
+    return is_tied is not False
 
 
 def _padded(number: int, count: int) -> str:

@@ -161,7 +161,7 @@ def _largest_stacks(submodel: nn.Module) -> list[Stack]:
     attention or a norm inside.
     """
     config = getattr(submodel, "config", None)
-    found: list[Stack] = []
+    stacks: list[Stack] = []
     most = (False, 0)
     for parent in _text_model(submodel).modules():
         for stack in parent.children():
@@ -176,10 +176,10 @@ def _largest_stacks(submodel: nn.Module) -> list[Stack]:
             if size < most or not _are_blocks(stack, blocks, depth) or _is_cut(parent, blocks):
                 continue
             if size > most:
-                found, most = [Stack(parent, blocks)], size
-            elif is_usual and not contains_any(found[0].parent, [parent]):
-                found.append(Stack(parent, blocks))
-    return found
+                stacks, most = [Stack(parent, blocks)], size
+            elif is_usual and not contains_any(stacks[0].parent, [parent]):
+                stacks.append(Stack(parent, blocks))
+    return stacks
 
 
 def _text_model(submodel: nn.Module) -> nn.Module:
@@ -404,9 +404,9 @@ def find_logits(model: nn.Module, output: Any) -> Tensor | None:
         if isinstance(module, nn.Linear)
     }
     for widths in ({getattr(table, "num_embeddings", 0)}, heads - {model_width(model)}):
-        found = [each for each in tensors if each.shape[-1] in widths]
-        if found:
-            return found[0] if len(found) == 1 else None
+        candidates = [each for each in tensors if each.shape[-1] in widths]
+        if candidates:
+            return candidates[0] if len(candidates) == 1 else None
     return None
 
 
@@ -450,10 +450,10 @@ def model_width(model: nn.Module) -> int | None:
 def config_widths(measured: nn.Module) -> set[int]:
     """The widths of hidden states that the configuration tells."""
     names = "hidden_size", "hidden_sizes", "embed_dim", "embed_dims", "embedding_size"
-    found = (getattr(getattr(measured, "config", None), name, ()) for name in names)
+    widths = (getattr(getattr(measured, "config", None), name, ()) for name in names)
     return {
         width
-        for each in found
+        for each in widths
         for width in (each if isinstance(each, list | tuple) else [each])
         if isinstance(width, int)
     }

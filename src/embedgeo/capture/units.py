@@ -116,9 +116,9 @@ def find_words(
     are not negative.
     """
     of_tokens = token_ids if types is None else types
-    found = on_cpu(word_ids, sequence_ids, mask, of_tokens)
+    on_host = on_cpu(word_ids, sequence_ids, mask, of_tokens)
     words, sequences, marks, ids_of_tokens = (
-        None if each is None else each.reshape(-1) for each in found
+        None if each is None else each.reshape(-1) for each in on_host
     )
     assert words is not None
     assert sequences is not None

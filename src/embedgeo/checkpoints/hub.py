@@ -37,12 +37,12 @@ def list_repositories(pattern: str) -> list[str]:
     listed = retried(
         lambda: [model.id for model in HfApi().list_models(author=author, search=literal or None)]
     )
-    found = sorted(repository for repository in listed if fnmatchcase(repository, pattern))
-    if not found:
+    matching = sorted(repository for repository in listed if fnmatchcase(repository, pattern))
+    if not matching:
         raise FileNotFoundError(
             f"model must match at least one repository; {pattern!r} matches none of {author}'s."
         )
-    return found
+    return matching
 
 
 def list_revisions(repository: str) -> dict[str, str]:

@@ -138,22 +138,22 @@ def find_checkpoints(
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     with ThreadPoolExecutor(8) as pool:
-        found = list(
+        checkpoints = list(
             pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps))
         )
-        samples = list(pool.map(_sample, found))
+        samples = list(pool.map(_sample, checkpoints))
         counts = Counter(samples)
-        found = list(
+        checkpoints = list(
             pool.map(
                 lambda each, sample: each.hashed() if sample and counts[sample] > 1 else each,
-                found,
+                checkpoints,
                 samples,
             )
         )
     owners = duplicates(
         {
             each.name: each.weights_sha256 + (each.contents.config_digest if each.contents else "")
-            for each in found
+            for each in checkpoints
             if each.weights_sha256
         }
     )
@@ -164,7 +164,7 @@ def find_checkpoints(
             model_class=model_class,
             trust_remote_code=trust_remote_code,
         )
-        for each in found
+        for each in checkpoints
     ]
 
 

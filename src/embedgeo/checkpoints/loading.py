@@ -425,7 +425,7 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     # averages may be of these alone
     wanted = (dict(model.named_parameters()) or model.state_dict()).keys()
     first = next(iter(wanted), "")
-    found: dict[str, dict[str, Any]] = {}
+    by_place: dict[str, dict[str, Any]] = {}
     for place, weights in nested(stored):
         ends = {
             key.removesuffix(first)
@@ -433,17 +433,17 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
             if f".{key}".endswith(f".{first}") and isinstance(value, torch.Tensor)
         }
         for start in sorted(ends):
-            found[f"{place} {start}".strip()] = {
+            by_place[f"{place} {start}".strip()] = {
                 key.removeprefix(start): weights[key] for key in weights if key.startswith(start)
             }
-    whole = [place or "itself" for place, held in found.items() if wanted <= held.keys()]
+    whole = [place or "itself" for place, held in by_place.items() if wanted <= held.keys()]
     if len(whole) > 1:
         raise ValueError(
             f"{name} must hold the weights of one model; it holds {len(whole)}: {listed(whole)}. "
             "Save one alone."
         )
     wanted = model.state_dict().keys()
-    return min(found.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
+    return min(by_place.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
 
 
 def import_maker(model_class: ModelClass) -> Any:
@@ -457,10 +457,10 @@ def import_maker(model_class: ModelClass) -> Any:
         "module without arguments as package.module:make, in a module that can be imported"
     )
     with requiring(rule, model_class):
-        found = import_named(model_class.replace(":", "."))
-        if not callable(found):
-            raise TypeError(f"it is a {type(found).__name__}")
-    return found
+        maker = import_named(model_class.replace(":", "."))
+        if not callable(maker):
+            raise TypeError(f"it is a {type(maker).__name__}")
+    return maker
 
 
 def make_model(name: ModelClass) -> nn.Module:

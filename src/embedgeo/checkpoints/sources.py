@@ -310,7 +310,7 @@ def list_checkpoints(
             f"{listed(models)} do not. "
             "Give links to them under other names, or sweep each into an out of its own."
         )
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     for name in models:
         of_model = _list_model(name, revisions, is_only=len(models) == 1)
         of_steps = [c for c in of_model if c.has_step]
@@ -319,11 +319,11 @@ def list_checkpoints(
             of_steps = list(
                 {c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values()
             )
-        found += (of_none or of_steps) if final else (of_steps or of_none)
-    found.sort(key=lambda c: (c.position.series, c.step, c.name))
-    _require_distinct(found)
-    _require_file_names(found)
-    return found
+        checkpoints += (of_none or of_steps) if final else (of_steps or of_none)
+    checkpoints.sort(key=lambda c: (c.position.series, c.step, c.name))
+    _require_distinct(checkpoints)
+    _require_file_names(checkpoints)
+    return checkpoints
 
 
 def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
@@ -338,18 +338,18 @@ def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
     is_pattern = bool(set(model) & set("*?["))
     repositories = hub.list_repositories(model) if is_pattern else [model]
     is_only = is_only and not is_pattern
-    found = [
+    checkpoints = [
         checkpoint
         for one in repositories
         for checkpoint in _list_repository(one, revisions, is_only)
     ]
-    if not found:
+    if not checkpoints:
         among = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
         raise FileNotFoundError(
             "model must have a branch main, or branches or tags that name steps, such as "
             f"step1000; {model} has none{among}."
         )
-    return found
+    return checkpoints
 
 
 def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
@@ -460,20 +460,20 @@ def _unnamed_positions(
     step; None where that has their weights, too. A state dict need not say its step.
     """
     owners = {position.step: path for path, position in named.items()}
-    found: dict[Path, Position | None] = {}
+    positions: dict[Path, Position | None] = {}
     for path in paths:
         if path.is_file() and path not in named:
             try:
                 step = stored_step(path)
             except ValueError:
                 if path.suffix not in _STATES:
-                    found[path] = Position(UNREADABLE, None, "")
+                    positions[path] = Position(UNREADABLE, None, "")
                 continue
             if (owner := owners.setdefault(step, path)) is path:
-                found[path] = Position(step, None, "")
+                positions[path] = Position(step, None, "")
             elif owner.is_file() and have_same_weights(owner, path):
-                found[path] = None
-    return found
+                positions[path] = None
+    return positions
 
 
 def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
@@ -495,9 +495,9 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
     return True
 
 
-def _require_distinct(found: Sequence[Checkpoint]) -> None:
+def _require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
     """Check that each step of a series is there once, and each final model."""
-    for (_, step), places in groupby(found, lambda c: (c.position.series, c.step)):
+    for (_, step), places in groupby(checkpoints, lambda c: (c.position.series, c.step)):
         group = list(places)
         if len(group) == 1 or step == UNREADABLE:
             continue
@@ -513,12 +513,12 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
         )
 
 
-def _require_file_names(found: Sequence[Checkpoint]) -> None:
+def _require_file_names(checkpoints: Sequence[Checkpoint]) -> None:
     """Check that the results of each checkpoint go into a file of their own, also where case does
     not count.
     """
     owners: dict[str, Checkpoint] = {}
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
         if other is not checkpoint:
             raise ValueError(

@@ -81,15 +81,15 @@ def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMome
         is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of
             them.
     """
-    found = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
+    moments = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
         first = rows.new_ones(len(rows), dtype=torch.bool)
         first = first if is_first is None else is_first[chunk].to(x.device)
         groups = [_group_moments(rows[of], x.dtype).tensors() for of in (first, ~first)]
         stacked = {name: torch.stack([group[name] for group in groups]) for name in groups[0]}
-        found = found.merge(CoordinateMoments(**stacked))
-    return found
+        moments = moments.merge(CoordinateMoments(**stacked))
+    return moments
 
 
 def _group_moments(rows: Tensor, dtype: torch.dtype) -> CoordinateMoments:

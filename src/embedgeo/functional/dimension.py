@@ -232,17 +232,17 @@ def _gride_estimates(
     nearest: Tensor, group: Tensor, num_groups: int, scales: Sequence[int]
 ) -> ScaleEstimates:
     """GRIDE from the distances of points to their nearest, shape (N, k), and the points' groups."""
-    found, left_out = [], []
+    of_scales, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
         log_mu = (far / near).log()
         dimension = most_likely_dimension(log_mu, scale)
         _, squares = _share_sums(log_mu, dimension)
         error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
-        found.append((dimension, error))
+        of_scales.append((dimension, error))
         others = (log_mu[group != i] for i in range(num_groups))
         left_out.append([most_likely_dimension(each, scale) for each in others])
-    dimensions, errors = nearest.new_tensor(found).unbind(1)
+    dimensions, errors = nearest.new_tensor(of_scales).unbind(1)
     return ScaleEstimates(dimensions, errors, nearest.new_tensor(left_out).T)
 
 

@@ -354,17 +354,19 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
         _reduce([tensor for tensors in given for tensor in tensors.values()], op, group)
         return [*given]
 
-    found = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
+    exchanged = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
     for phase in ROUNDS_OF_SUMS:
-        found = reduced([getattr(way, phase)(each) for way, each in zip(ways, found, strict=True)])
-    return [way.result(each) for way, each in zip(ways, found, strict=True)]
+        exchanged = reduced(
+            [getattr(way, phase)(each) for way, each in zip(ways, exchanged, strict=True)]
+        )
+    return [way.result(each) for way, each in zip(ways, exchanged, strict=True)]
 
 
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:
     """Elementwise maximum of the ranks' tensors of one shape, which have no NaN."""
-    found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    _reduce([found], dist.ReduceOp.MAX, group)
-    return found
+    largest = tensor.detach().clone(memory_format=torch.contiguous_format)
+    _reduce([largest], dist.ReduceOp.MAX, group)
+    return largest
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:

@@ -34,16 +34,16 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
         torch.promote_types(left_out.dtype, torch.promote_types(estimate.dtype, torch.float32))
     )
     is_full = sizes > 0
-    found = torch.zeros_like(left_out)
+    shifts = torch.zeros_like(left_out)
     if is_full.sum() < 2:
-        return found.fill_(torch.nan)
+        return shifts.fill_(torch.nan)
     left_out, sizes = left_out[is_full], sizes[is_full].to(left_out.dtype)
     others = sizes.sum() / sizes - 1  # rows of the other groups for each of the group's own
     others = column(others, left_out)
     of_pseudo_values = others * (estimate - left_out)
     centred = of_pseudo_values - (of_pseudo_values / (others + 1)).sum(0)
-    found[is_full] = centred / (others * len(sizes)).sqrt()
-    return found
+    shifts[is_full] = centred / (others * len(sizes)).sqrt()
+    return shifts
 
 
 def merge_all_but_one(groups: Sequence[S], others: S | None = None) -> Iterator[S]:

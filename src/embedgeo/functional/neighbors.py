@@ -191,15 +191,15 @@ class Neighbors:
         if together is None or len(rows) <= _WINDOW_ROWS:
             return self._nearest(k, rows, apart, together, far_sighted)
         order, windows = _windows(together)
-        found = [
+        of_windows = [
             self._nearest(
                 k, rows[window], None if apart is None else apart[window], together[window]
             )
             for window in windows
         ]
-        distances = torch.cat([each.distances for each in found])
+        distances = torch.cat([each.distances for each in of_windows])
         places = torch.cat(
-            [window[each.places] for window, each in zip(windows, found, strict=True)]
+            [window[each.places] for window, each in zip(windows, of_windows, strict=True)]
         )
         back = order.argsort()
         return Nearest(distances[back], places[back])
@@ -225,8 +225,8 @@ class Neighbors:
         nearest, is_known = rounded.nearest(x, k, apart, far_sighted)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
-            found = Float64Rows.of(x).nearest(pending, k, apart)
-            nearest.distances[pending], nearest.places[pending] = found
+            exact = Float64Rows.of(x).nearest(pending, k, apart)
+            nearest.distances[pending], nearest.places[pending] = exact
         return nearest
 
 
@@ -264,11 +264,11 @@ def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if _TOPK_LENGTH * k <= n or n == 0:
         return values.topk(min(k, n), largest=False)
     left = values.clone()
-    found = [left.min(-1, keepdim=True)]
+    smallest = [left.min(-1, keepdim=True)]
     for _ in range(min(k, n) - 1):
-        left.scatter_(-1, found[-1].indices, torch.inf)
-        found.append(left.min(-1, keepdim=True))
-    values, places = (torch.cat(each, -1) for each in zip(*found, strict=True))
+        left.scatter_(-1, smallest[-1].indices, torch.inf)
+        smallest.append(left.min(-1, keepdim=True))
+    values, places = (torch.cat(each, -1) for each in zip(*smallest, strict=True))
     return values, places
 
 
@@ -489,7 +489,7 @@ class RoundedRows(NamedTuple):
         # products at most
         is_symmetric = is_on_cpu and n * n <= 4 * _BLOCK
         waiting = [list[Tensor]() for _ in range(0, n, length)]
-        found = []
+        blocks = []
         for start in range(0, n, length):
             own = slice(start, min(start + length, n))
             of_block = room[: own.stop - start]
@@ -517,8 +517,8 @@ class RoundedRows(NamedTuple):
             distances = _by_row(i, pair_distances(x, start + i, j), guessed_distances)
             nearest = _smallest(distances, k)
             places = _by_row(i, j, guessed).gather(1, nearest.places)
-            found.append((nearest.distances, places, ~(is_crowded | limit.isnan())))
-        distances, places, is_known = (torch.cat(each) for each in zip(*found, strict=True))
+            blocks.append((nearest.distances, places, ~(is_crowded | limit.isnan())))
+        distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
         return Nearest(distances, places), is_known
 
 

@@ -60,8 +60,8 @@ class RowIds:
         """
         if key not in self.made:
             self.made[key] = make()
-        found: T = self.made[key]
-        return found
+        kept: T = self.made[key]
+        return kept
 
     def on(
         self, device: torch.device, name: Literal["token_ids", "sequence_ids", "kept"]
@@ -90,8 +90,8 @@ class RowIds:
         """
         if self.sequence_ids is None:
             return None
-        found, sequence = self.sequence_ids.unique(return_inverse=True)
-        return sequence, len(found)
+        distinct, sequence = self.sequence_ids.unique(return_inverse=True)
+        return sequence, len(distinct)
 
     @cached_property
     def first_places(self) -> Tensor | None:

@@ -275,8 +275,8 @@ class _Drawing:
 
     def result(self, squares: Tensors) -> Sample:
         """The sample of the rows of all ranks, in the order in which they are drawn."""
-        found: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
-        drawn = replace(self._sample, **found)
+        states: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
+        drawn = replace(self._sample, **states)
         return drawn.select(drawn.keys.argsort(stable=True))
 
 

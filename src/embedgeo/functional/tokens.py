@@ -617,15 +617,15 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    found = {
+    values_of_types = {
         "token_types_regressed": log_n.new_tensor(len(log_n)),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
     }
     for key in "QMV":
         slope, r2 = least_squares(log_n, values[key].log1p() / math.log(10))
-        found |= {f"{key}_freq_slope": slope, f"{key}_freq_r2": r2}
+        values_of_types |= {f"{key}_freq_slope": slope, f"{key}_freq_r2": r2}
     slope, r2 = least_squares(values["M"], values["V"])
-    return found | {"V_on_M_slope": slope, "V_on_M_r2": r2}
+    return values_of_types | {"V_on_M_slope": slope, "V_on_M_r2": r2}
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:

@@ -125,21 +125,21 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
     try:
         has_errors = layer.num_groups > 0
         for metric, copies in whole:
-            found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
+            own, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
             name = type(metric).__name__
-            for key in found:
+            for key in own:
                 if key in owners:
                     raise ValueError(
                         f"metrics must have distinct keys; {owners[key]} and {name} both give "
                         f"{key!r}. Leave one out."
                     )
                 owners[key] = name
-            values |= found
+            values |= own
             errors |= found_errors
         for metric, copies in layer.ordinary.with_groups():
-            found, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
+            own, found_errors = _values_of_metric(metric, copies, has_errors=has_errors)
             kept = metric.keys_without_massive
-            for into, made in ((values, found), (errors, found_errors)):
+            for into, made in ((values, own), (errors, found_errors)):
                 into |= {without_massive(key): made[key] for key in kept if key in made}
         held = [] if layer.skip_massive else [metric for metric, _ in whole]
         values |= massive_values(layer.massive, held)

@@ -36,18 +36,18 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
     require_extra("report", "Geometry.layer_tables", "pandas")
     import pandas as pd
 
-    found: dict[str, list[pd.DataFrame]] = {}
+    parts: dict[str, list[pd.DataFrame]] = {}
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: metric.layer_tables()):
             for kind, table in metric.layer_tables().items():
-                found.setdefault(kind, []).append(_layer_table(layer, table()))
+                parts.setdefault(kind, []).append(_layer_table(layer, table()))
         for metric in layer.metrics.wanted(attrgetter("deviations")):
             for key, of_groups in metric.deviations.items():
                 table = {"group": torch.arange(len(of_groups)), "deviation": of_groups.double()}
-                found.setdefault("jackknife", []).append(
+                parts.setdefault("jackknife", []).append(
                     _layer_table(layer, table).assign(metric=key)
                 )
-    return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
+    return {kind: pd.concat(tables, ignore_index=True) for kind, tables in parts.items()}
 
 
 def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":

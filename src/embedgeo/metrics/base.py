@@ -47,7 +47,7 @@ S = TypeVar("S", bound=State)
 M = TypeVar("M", bound="GeometryMetric")
 
 
-def require_values(found: object) -> dict[str, Tensor]:
+def require_values(values: object) -> dict[str, Tensor]:
     """The values that ``compute`` of a metric has returned, integers as float64; TypeError if they
     are no numbers.
     """
@@ -55,14 +55,14 @@ def require_values(found: object) -> dict[str, Tensor]:
         "compute() of a metric must return a dict of real tensors of shape () by name, such as "
         "{'x': torch.tensor(1.0)}"
     )
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{rule}; got {type(found).__name__}.")
-    for key, value in found.items():
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{rule}; got {type(values).__name__}.")
+    for key, value in values.items():
         is_number = isinstance(value, Tensor) and not value.ndim and not value.is_complex()
         if not isinstance(key, str) or not is_number:
             raise TypeError(f"{rule}; got {value!r} for {key!r}.")
     return {
-        key: value if value.is_floating_point() else value.double() for key, value in found.items()
+        key: value if value.is_floating_point() else value.double() for key, value in values.items()
     }
 
 

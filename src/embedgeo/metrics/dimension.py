@@ -543,9 +543,9 @@ def _gaussian_twonn(power: int, dim: int, num_clouds: int) -> dict[str, float]:
     """The mean over clouds of 2**power rows."""
     generator = torch.Generator().manual_seed(0)
     clouds = (torch.randn(2**power, dim, generator=generator) for _ in range(num_clouds))
-    found = [
+    estimates = [
         (each.dimension, each.next_scale, each.dimension) for each in map(twonn_dimension, clouds)
     ]
-    means = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
+    means = torch.tensor(estimates, dtype=torch.float64).mean(0).tolist()
     keys = *_OF_TWONN, *_BETWEEN
     return {key: float(f"{mean:.4g}") for key, mean in zip(keys, means, strict=True)}

@@ -51,7 +51,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
     if sweep.done():
-        runs = [(run, with_means(found.values())) for run, found in sweep.runs().items()]
+        runs = [(run, with_means(frames.values())) for run, frames in sweep.runs().items()]
     else:
         runs = [(run.name, run.records) for run in monitored_runs(path)]
     tables = [records.assign(run=run) for run, records in runs]

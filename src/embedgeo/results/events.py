@@ -204,12 +204,12 @@ def layout_summary(layout: dict[str, dict[str, list[Any]]], folder: str) -> Any:
 
     newest = max(Path(folder).glob(f"{EVENTS}*"), key=os.path.getmtime, default=Path(folder))
     summary = custom_scalars(layout)
-    found = custom_layout(event_contents(newest))
-    others = [each for each in found.category if each.title not in layout]
-    del found.category[:]
-    found.MergeFromString(summary.value[0].tensor.string_val[0])
-    found.category.extend(others)
-    summary.value[0].tensor.string_val[0] = found.SerializeToString()
+    merged = custom_layout(event_contents(newest))
+    others = [each for each in merged.category if each.title not in layout]
+    del merged.category[:]
+    merged.MergeFromString(summary.value[0].tensor.string_val[0])
+    merged.category.extend(others)
+    summary.value[0].tensor.string_val[0] = merged.SerializeToString()
     return summary
 
 

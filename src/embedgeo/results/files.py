@@ -149,10 +149,10 @@ def _marker(out: Path, command: str) -> Path:
 def _listed(marker: Path) -> dict[str, str]:
     """The files that a command wrote, with their digests; none where it is not known."""
     try:
-        found: dict[str, str] = json.loads(marker.read_text(encoding="utf-8"))
+        digests: dict[str, str] = json.loads(marker.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # there is none, or a damaged one
         return {}
-    return found
+    return digests
 
 
 def _exchange(new: Path, out: Path) -> None:

@@ -212,16 +212,18 @@ class SweepFolder:
             name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
             for name in self.done()
         }
-        found = {name: records for name, records in frames.items() if len(records)}
-        first = {name: records.iloc[0] for name, records in found.items()}
-        series = _series(found, {name: self.facts(name).get("model_class", "") for name in found})
+        checkpoints = {name: records for name, records in frames.items() if len(records)}
+        first = {name: records.iloc[0] for name, records in checkpoints.items()}
+        series = _series(
+            checkpoints, {name: self.facts(name).get("model_class", "") for name in checkpoints}
+        )
         models = {Path(each["model"]).name for each in first.values()}
         is_one = len(models) == len(set(series.values())) == 1
         titles = dict.fromkeys(series, models.pop()) if is_one else series
         runs: dict[str, dict[str, pd.DataFrame]] = {}
-        for name in sorted(found, key=lambda name: (series[name], first[name]["step"], name)):
+        for name in sorted(checkpoints, key=lambda name: (series[name], first[name]["step"], name)):
             own = first[name]
-            records = found[name].assign(series=series[name])
+            records = checkpoints[name].assign(series=series[name])
             if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
             run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
@@ -358,16 +360,16 @@ def _derived_from(path: Path) -> dict[str, str]:
     return digests
 
 
-def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
+def _series(checkpoints: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
     """The series of each checkpoint; where a series has several models, with their classes, if
     known, and shapes.
     """
     names_of: dict[str, list[str]] = {}
-    for name, records in found.items():
+    for name, records in checkpoints.items():
         names_of.setdefault(str(records["series"].iloc[0]), []).append(name)
     series = {}
     for own, names in names_of.items():
-        models = {name: _shape(found[name]) for name in names}
+        models = {name: _shape(checkpoints[name]) for name in names}
         if len({classes[name] for name in names} - {""}) > 1:
             models = {name: f"{classes[name]} {shape}" for name, shape in models.items()}
         are_several = len(set(models.values())) > 1

@@ -370,20 +370,20 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
     them apart: names are longer where several such folders are read together. ``files``, in which
     W&B keeps those of a run, is no name.
     """
-    found = [
+    sources = [
         (path.parent, prefix, _read_as(path, HISTORY), path) for path, prefix in _histories(source)
     ]
-    if not found:
+    if not sources:
         folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
-        found = [
+        sources = [
             (each, prefix, pd.DataFrame(own), each)
             for each in folders
             for prefix, own in read_events(each)
         ]
-    folders = [folder.resolve() for folder, *_ in found]
+    folders = [folder.resolve() for folder, *_ in sources]
     every = [(folder.parent if folder.name == "files" else folder).parts for folder in folders]
     runs = []
-    for parts, (_, prefix, records, path) in zip(every, found, strict=True):
+    for parts, (_, prefix, records, path) in zip(every, sources, strict=True):
         lengths = range(1, len(parts))
         ends = (
             parts[-k:] for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1

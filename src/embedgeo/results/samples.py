@@ -86,9 +86,9 @@ def write_sample(
     for layer, kept in sample.items():
         dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
         layers[layer] = {"n": kept.n, "dtype": dtype}
-        found = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
+        by_key = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
         tensors.update(
-            {key: tensor.contiguous() for key, tensor in found.items() if tensor is not None}
+            {key: tensor.contiguous() for key, tensor in by_key.items() if tensor is not None}
         )
     metadata = {
         "version": VERSION,

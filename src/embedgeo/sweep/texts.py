@@ -436,9 +436,9 @@ def find_tokenizer(
         )
         return tokenizer, (type(tokenizer).__name__, *digests)
     neither = f"{model} has no files of one, nor have its checkpoints"
-    found = f"none loads: {'; '.join(tried)}" if tried else neither
+    state = f"none loads: {'; '.join(tried)}" if tried else neither
     raise ValueError(
-        f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
+        f"a tokenizer must come from --tokenizer, the checkpoints or main; {state}. Name a folder, "
         "a repository or a tokenizer.json by --tokenizer."
     )
 

@@ -160,17 +160,17 @@ def chosen_special_tokens(
         start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
         return whole[:start], whole[start + len(plain) :]
     wanted = special_tokens.split("+")
-    found: list[list[int]] = [[], []]
+    ids: list[list[int]] = [[], []]
     for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
         if kinds[0] in wanted:
             known = (getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds)
-            found[i] = [token_id for token_id in known if token_id is not None][:1]
-            if not found[i]:
+            ids[i] = [token_id for token_id in known if token_id is not None][:1]
+            if not ids[i]:
                 raise ValueError(
                     f"--special-tokens {special_tokens} needs a tokenizer with a "
                     f"{' or '.join(kinds)} token; it has none. Take none or default."
                 )
-    return found[0], found[1]
+    return ids[0], ids[1]
 
 
 def _room(length: int, num_tokens: int, num_special: int) -> int:

@@ -85,15 +85,15 @@ def digest(batches: object) -> int:
     It looks into dicts, lists and tuples. Other objects count for nothing, and so do tensors of
     which each rank has a part, or without bytes, as sparse ones.
     """
-    found = blake2b(digest_size=8)
+    hashed = blake2b(digest_size=8)
     for each in _parts(batches):
         if isinstance(each, str):
-            found.update(each.encode())
+            hashed.update(each.encode())
         elif isinstance(each, Tensor) and local_part(each) is each:
-            found.update(f"{each.dtype} {each.shape}".encode())
+            hashed.update(f"{each.dtype} {each.shape}".encode())
             with suppress(RuntimeError):
-                found.update(each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(found.digest()) >> 1
+                hashed.update(each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(hashed.digest()) >> 1
 
 
 @contextmanager
