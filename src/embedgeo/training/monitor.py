@@ -329,6 +329,7 @@ class Monitor(ABC):
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
+        self._was_silent = False  # the last measurement had no records
         self._num_probe_batches = 0  # at the last measurement
         self._probe_digest = ""
         self._failed = False
@@ -886,7 +887,9 @@ class Monitor(ABC):
                 self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
-            has_lost = bool(blocks_by_side(silent))
+            # once, a module may have skipped the batch
+            has_lost = bool(blocks_by_side(silent) and (records or self._was_silent))
+            self._was_silent = not records
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
                 self._warn_of_nothing(
