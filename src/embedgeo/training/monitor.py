@@ -887,9 +887,9 @@ class Monitor(ABC):
                 self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
-            # once, a module may have skipped the batch
+            # once, a module may have skipped the batch; of a probe the number of batches is told
             has_lost = bool(blocks_by_side(silent) and (records or self._was_silent))
-            self._was_silent = not records
+            self._was_silent = not records and self.probe is None
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
                 self._warn_of_nothing(
