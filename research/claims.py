@@ -142,7 +142,7 @@ class Paper:
     claims: tuple[Claim, ...]
     code: str = ""
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    layers: int = 4  # at which token types and spectra are drawn
+    layers: int = 4  # at which token types are drawn
 
 
 def read_claims(name: str, path: Path | None = None) -> Paper:

@@ -392,8 +392,7 @@ def write_page(paper: Paper, folder: Path) -> list[Row]:
     page = folder / "reproduce" / f"{paper.name}.html"
     report = page.with_suffix("")
     measured = read_measured(folder, paper, report / "metrics.csv")
-    options = ["--out", str(report), "--layers", str(paper.layers)]
-    run_command("report", str(folder), *options).check_returncode()
+    run_command("report", str(folder), "--out", str(report)).check_returncode()
     names = _names(measured)
     for name, each in zip(names, measured, strict=True):
         prefix = f"{quote(name, safe='')}-" if len(measured) > 1 else ""
