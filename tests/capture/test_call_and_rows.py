@@ -303,7 +303,7 @@ class NamedBatch(NamedTuple):
     attention_mask: torch.Tensor
 
 
-@dataclass
+@dataclass(slots=True)
 class DataBatch:
     ids: torch.Tensor
     attention_mask: torch.Tensor

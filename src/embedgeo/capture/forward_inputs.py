@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -194,8 +194,8 @@ class _RunningCall(NamedTuple):
 
 def _fields(batch: Any) -> Mapping[Any, Any]:
     """What a batch that is one argument has by name: a dict, a named tuple or a dataclass."""
-    if is_dataclass(batch):
-        return vars(batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return {each.name: getattr(batch, each.name) for each in fields(batch)}
     return batch if isinstance(batch, Mapping) else getattr(batch, "_asdict", dict)()
 
 
