@@ -67,6 +67,26 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     assert {*found[found.layer == "mean"].step} == {0}
 
 
+def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once():
+    model, batch = gpt_neox(), token_batch()
+    monitor = StepMonitor(model, 1, measure_last=False, on_error="raise")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            with monitor.step(step):
+                model(**batch)
+            model.set_input_embeddings(copy.deepcopy(model.get_input_embeddings()))
+    (told,) = of_monitors(caught)
+    assert "at step 1 no token ids were found, so what needs them is missing" in told
+
+
+def test_a_step_inside_another_one_is_refused():
+    model = gpt_neox()
+    monitor = StepMonitor(model, 1, **OPTIONS)
+    with pytest.raises(ValueError, match="inside another one"), monitor.step(0), monitor.step(0):
+        model(**token_batch())
+
+
 def test_a_model_that_another_one_is_trained_for_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)

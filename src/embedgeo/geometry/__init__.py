@@ -105,6 +105,7 @@ class Geometry:
     num_rows = 0
     _has_kept = False  # since `records`
     _is_off = False
+    _has_token_ids = had_token_ids = False  # now, and before the last `reset`
     _warned_of_silence = False
     _warned_of_groups = False
 
@@ -393,6 +394,7 @@ class Geometry:
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         self._drop([*self._metrics])
         self._has_kept = False
+        self.had_token_ids, self._has_token_ids = self._has_token_ids, False
         self.probe.layers_without_gradients.clear()
         self.inputs.first_position = None
 
@@ -580,6 +582,7 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
+        self._has_token_ids |= tokens.token_ids is not None
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]

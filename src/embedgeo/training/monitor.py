@@ -330,6 +330,7 @@ class Monitor(ABC):
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
         self._was_silent = False  # the last measurement had no records
+        self._had_token_ids = False  # at the last measurement
         self._num_probe_batches = 0  # at the last measurement
         self._probe_digest = ""
         self._failed = False
@@ -895,6 +896,12 @@ class Monitor(ABC):
                 self._warn_of_nothing(
                     step, records, why_silent, geometry.num_rows, has_lost=has_lost
                 )
+            if self._had_token_ids and geometry.num_rows and not geometry.had_token_ids:
+                self._warn(
+                    f"at step {step} no token ids were found, so what needs them is missing from "
+                    "then on: its embedding table is another one. Begin another monitor."
+                )
+            self._had_token_ids = geometry.had_token_ids
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")
             if is_first and has_few_rows:

@@ -275,6 +275,8 @@ class StepMonitor(Monitor):
             )
             remedy = "Count on, or make another StepMonitor for another run"
             self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
+        if self._is_inside:
+            self._fail(ValueError("step must not begin inside another one. End that one before."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._watch_optimizers()
@@ -316,7 +318,7 @@ class StepMonitor(Monitor):
         self._is_closed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        of_run = ("_optimizer_hook", "_handled", "_set_modes", "_at_start")
+        of_run = ("_optimizer_hook", "_handled", "_set_modes", "_at_start", "_is_inside")
         return super().__getstate__() | dict.fromkeys(of_run)
 
     def _set_train_mode(self) -> None:
