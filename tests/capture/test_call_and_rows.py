@@ -389,6 +389,30 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
     assert values["block.01"]["n"] == 12
 
 
+class TakesBatch(Small):
+    """Takes a batch that has its token ids somewhere inside."""
+
+    def forward(self, batch, m=None):
+        while not isinstance(batch, torch.Tensor):
+            batch = batch["x"] if isinstance(batch, dict) else batch[0]
+        return super().forward(batch)
+
+
+def test_what_looks_like_a_mask_and_has_no_name_of_one_is_refused():
+    ids = torch.arange(12).view(3, 4)
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}]
+    for batch in batches:
+        with pytest.raises(ValueError, match=r"\[1\] does not tell whether 1 is padding"):
+            measured(TakesBatch(), batch)
+    with pytest.raises(ValueError, match="argument m does not tell"):
+        measured(TakesBatch(), ids, m=keep)
+    counted = [[ids, ids + 1], {"x": ids, "labels": keep}, {"x": ids, "token_type_ids": keep}]
+    for batch in counted:
+        assert measured(TakesBatch(), batch)["block.01"]["n"] == 12
+    assert measured(TakesBatch(), [{"x": {"x": ids, "attention_mask": keep}}])["embed"]["n"] == 9
+
+
 @pytest.mark.parametrize(
     "change",
     [

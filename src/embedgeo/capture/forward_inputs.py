@@ -44,10 +44,10 @@ _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_m
 _PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
-# of others' models any mask may, but for one of what is to be predicted
-_UNTOLD_BY_OTHERS = re.compile(
-    r"(?!.*(loss|label|target|special)|(\w+_)?head_mask)\w*(mask|pad)\w*"
-)
+# of others' models any mask may, and whatever has 0 and 1 alone, but for what is to be predicted
+# and the like
+_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special)|(\w+_)?head_mask).*(mask|pad).*")
+_NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}
@@ -161,8 +161,7 @@ class _RunningCall(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
-        batches = map(_fields, given.values())
-        arguments = {str(name): each for batch in batches for name, each in batch.items()} | given
+        arguments = dict(_tensors(given)) | given
         integers = [
             each
             for name, each in arguments.items()
@@ -192,11 +191,21 @@ class _RunningCall(NamedTuple):
         )
 
 
-def _fields(batch: Any) -> Mapping[Any, Any]:
-    """What a batch that is one argument has by name: a dict, a named tuple or a dataclass."""
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return {each.name: getattr(batch, each.name) for each in fields(batch)}
-    return batch if isinstance(batch, Mapping) else getattr(batch, "_asdict", dict)()
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an argument, also of a batch that is one: a dict, a named tuple or a dataclass
+    has them by name, a list by place.
+    """
+    if isinstance(value, Tensor):
+        yield name, value
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors({each.name: getattr(value, each.name) for each in fields(value)})
+    elif isinstance(value, Mapping) or hasattr(value, "_asdict"):
+        items = value if isinstance(value, Mapping) else value._asdict()
+        for key, each in items.items():
+            yield from _tensors(each, str(key))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _tensors(each, f"{name}[{index}]")
 
 
 def _tensor(arguments: Mapping[str, Any], name: str, ndim: int) -> Tensor | None:
@@ -254,12 +263,23 @@ def _padding_of_call(
             for rows in _row_shapes(arguments, mask)
         ):
             return _read_mask(name, mask, shape, is_cached=is_cached)
-    untold = _UNTOLD if maker in ("transformers", "torch") else _UNTOLD_BY_OTHERS
-    for name in filter(untold.fullmatch, arguments.keys() - {*known}):
-        mask = arguments[name]
-        if isinstance(mask, Tensor) and _may_tell_padding(mask, _row_shapes(arguments, mask)):
+    is_known = maker in ("transformers", "torch")
+    untold = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
+    for name in arguments.keys() - {*known}:
+        mask, has_name = arguments[name], untold.fullmatch(name)
+        if (
+            isinstance(mask, Tensor)
+            and (has_name or (not is_known and _NAMES_OF_MARKS.fullmatch(name)))
+            and _may_tell_padding(mask, _row_shapes(arguments, mask))
+            and (has_name or _has_marks(mask))
+        ):
             return _Padding(untold=f"{name} does not tell whether 1 is padding")
     return _Padding()
+
+
+def _has_marks(tensor: Tensor) -> bool:
+    """Tell whether a tensor has 0 and 1, and nothing else."""
+    return bool(((tensor == 0) | (tensor == 1)).all() & tensor.any() & (tensor == 0).any())
 
 
 def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:

@@ -105,7 +105,8 @@ class Geometry:
     num_rows = 0
     _has_kept = False  # since `records`
     _is_off = False
-    _has_token_ids = had_token_ids = False  # now, and before the last `reset`
+    had_token_ids = False  # before the last `reset`
+    _has_token_ids = False
     _warned_of_silence = False
     _warned_of_groups = False
 
