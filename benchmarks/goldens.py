@@ -95,7 +95,6 @@ def metrics_of_rows(dim: int) -> dict[str, list[Any]]:
         "counted": [TokenMoments(dim, count_range=(2, 50), regression_count_range=(2, 1000))],
         "batches": [IntrinsicDimension(dim, batch_size=256, num_batches=2, seed=3)],
         "apart": [IntrinsicDimension(dim, neighbors="other_sequences")],
-        "apart_gride": [IntrinsicDimension(dim, estimator="gride", neighbors="other_sequences")],
     }
 
 

@@ -16,7 +16,6 @@ from torchmetrics import Metric
 
 from embedgeo.formatting import number
 from embedgeo.functional import anisotropy_null
-from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import GROUPS, OWN
 from embedgeo.metrics import IntrinsicDimension, full_metrics
 from embedgeo.metrics.base import metric_classes
@@ -28,7 +27,6 @@ FAMILIES = {
         *("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "mean_cosine", "V_on_M_r2"),
         *("V", "V_on_M_slope", "intrinsic_dimension_between"),
     ),
-    "scale": SCALES,
     "other": ("previous", "first"),
 }
 """Values of the words in braces, which stand for all keys of a family."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 FILE = Path(__file__).with_suffix(".json")
-MAX_RANK = 128
 
 
 def spheres(n, dim, seed, width=768):
@@ -61,12 +60,12 @@ def main():
 
     values = {}
     for name, x in clouds().items():
-        estimation = IdEstimation(x, maxk=MAX_RANK, verbose=False, n_jobs=1)
+        estimation = IdEstimation(x, maxk=4, verbose=False, n_jobs=1)
         # the other way there, from products, near rows are told too badly apart
         estimation.compute_distances()
-        dimensions, errors, _ = estimation.return_id_scaling_gride(range_max=MAX_RANK)
-        twonn = {"base": estimation.compute_id_2NN("base")[0]}
-        values[name] = {"gride": list(dimensions), "errors": list(errors), "twonn": twonn}
+        dimensions, _, _ = estimation.return_id_scaling_gride(range_max=4)
+        twonn = estimation.compute_id_2NN("base")[0]
+        values[name] = {"twonn": twonn, "next_scale": dimensions[1]}
     FILE.write_text(json.dumps({"dadapy": version("dadapy"), "values": values}, indent=1) + "\n")
 
 

@@ -99,9 +99,6 @@ _LISTED: dict[str, Callable[..., Metric]] = {
     "Anisotropy": Anisotropy,
     "Anisotropy with all parts": partial(Anisotropy, spectrum=True, batch_size=7),
     "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
-    "IntrinsicDimension at scales": partial(
-        IntrinsicDimension, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4)
-    ),
     "AfterProcessing": partial(AfterProcessing, sample_size=200),
     "OutlierCoordinates": OutlierCoordinates,
     "NextTokenGeometry": NextTokenGeometry,

@@ -22,7 +22,7 @@ OPTIONS = {
     "save_samples": True,
     "spectrum": True,
     "after_processing": True,
-    "extra": ["coordinates", "scales"],
+    "extra": ["coordinates", "similarity"],
     "jackknife": 4,
 }
 """Of the shared sweep."""

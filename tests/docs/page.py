@@ -46,10 +46,3 @@ TWONN = {
     for dim, value in zip(_WIDTHS, values, strict=True)
 }
 """TwoNN of Gaussian rows, by their number and width."""
-
-GRIDE = {
-    (scale, dim): value
-    for scale, values in _numbers("Dimension over", "scale ")
-    for dim, value in zip(_WIDTHS, values, strict=True)
-}
-"""GRIDE of 1024 Gaussian rows, by scale and width."""

@@ -10,7 +10,7 @@ import torch
 
 from docs.facts import with_facts
 from embedgeo.drift import debiased_cka
-from embedgeo.functional import gride_dimensions, twonn_dimension
+from embedgeo.functional import twonn_dimension
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
     AfterProcessing,
@@ -24,7 +24,7 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
-from tests.docs.page import GRIDE, KEYS, TEXT, TWONN, keys_under
+from tests.docs.page import KEYS, TEXT, TWONN, keys_under
 
 DIM, BATCH, DRAWS, LENGTH = 64, 128, 12, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
@@ -53,7 +53,6 @@ def values_by_section(x, ids):
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
         "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),
         "Intrinsic": of(IntrinsicDimension(dim, batch_size=BATCH, num_batches=4)),
-        "Dimension over": of(IntrinsicDimension(dim, estimator="gride")),
         "After processing": of(AfterProcessing(dim)),
         "Outlier coordinates": of(OutlierCoordinates(dim)),
         "Similarity": of(TokenSimilarity(dim)),
@@ -120,13 +119,3 @@ def test_twonn_of_random_rows_is_that_of_the_table(n, dim):
     ]
     error = 4 * 1.2 / math.sqrt(n * repeats)
     assert sum(drawn) / repeats == pytest.approx(TWONN[n, dim], rel=error + 0.02)
-
-
-@pytest.mark.parametrize("dim", sorted({dim for _, dim in GRIDE}))
-def test_gride_of_random_rows_is_that_of_the_table(dim):
-    scales = sorted({scale for scale, _ in GRIDE})
-    clouds = [gaussian(1024, dim, seed=seed, dtype=torch.float32) for seed in range(3)]
-    drawn = torch.stack([gride_dimensions(x, scales).dimensions for x in clouds]).mean(0)
-    for scale, value in zip(scales, drawn.tolist(), strict=True):
-        error = 4 * 1.3 / math.sqrt(1024 * 3 * scale)
-        assert value == pytest.approx(GRIDE[scale, dim], rel=error + 0.02)

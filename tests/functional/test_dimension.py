@@ -1,4 +1,4 @@
-"""TwoNN and GRIDE, against scikit-dimension, DADApy and loops."""
+"""TwoNN and the next scale, against scikit-dimension, DADApy and loops."""
 
 import json
 import math
@@ -11,12 +11,11 @@ import torch
 from embedgeo.functional import (
     RowLabels,
     estimated_dimension,
-    gride_dimensions,
     labelled_dimensions,
     merge_duplicates,
     twonn_dimension,
 )
-from embedgeo.functional.dimension import FAR_SIGHTED, most_likely_dimension
+from embedgeo.functional.dimension import FAR_SIGHTED, next_scale_dimension
 from tests import dadapy_values, references
 from tests.data import gaussian, generator
 
@@ -67,7 +66,6 @@ def grid(side=10):
 )
 def test_rows_all_but_two_of_whose_ratios_are_1_have_no_dimension_of_a_fit(x):
     assert math.isnan(twonn_dimension(x).dimension)
-    assert gride_dimensions(x, (2, 8)).dimensions.isfinite().all()
 
 
 def test_a_fit_of_fewer_than_two_ratios_is_undefined():
@@ -106,34 +104,14 @@ def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(tolerance):
 
 DADAPY = json.loads(dadapy_values.FILE.read_text())["values"]
 CLOUDS = dadapy_values.clouds()
-SCALES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @pytest.mark.parametrize("name", DADAPY)
-def test_values_and_errors_are_those_of_dadapy(name):
-    x = torch.from_numpy(CLOUDS[name])
-    got = gride_dimensions(x, SCALES, duplicate_tolerance=0)
-    expected = DADAPY[name]
-    found = len(expected["gride"])
-    assert found >= 5
-    torch.testing.assert_close(
-        got.dimensions[:found], torch.tensor(expected["gride"]).double(), rtol=1e-6, atol=0
-    )
-    torch.testing.assert_close(
-        got.errors[:found], torch.tensor(expected["errors"]).double(), rtol=1e-6, atol=0
-    )
-    assert got.dimensions[found:].isnan().all()
-    twonn = twonn_dimension(x, duplicate_tolerance=0).dimension
-    assert twonn == pytest.approx(expected["twonn"]["base"], rel=1e-5)  # curve_fit is not exact
-
-
-def test_scales_for_which_there_are_too_few_rows_are_undefined():
-    got = gride_dimensions(gaussian(9, 3), (1, 2, 4, 5))
-    assert (
-        got.dimensions.isnan().tolist()
-        == got.errors.isnan().tolist()
-        == [False, False, False, True]
-    )
+def test_values_are_those_of_dadapy(name):
+    found = twonn_dimension(torch.from_numpy(CLOUDS[name]), duplicate_tolerance=0)
+    assert found.next_scale == pytest.approx(DADAPY[name]["next_scale"], rel=1e-6)
+    # curve_fit is not exact
+    assert found.dimension == pytest.approx(DADAPY[name]["twonn"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -149,19 +127,18 @@ def test_scales_for_which_there_are_too_few_rows_are_undefined():
     ids=["none", "one", "equal", "simplex", "two", "overflow"],
 )
 def test_rows_without_ratios_have_no_dimension(x):
-    got = gride_dimensions(x, (1, 4))
-    assert got.dimensions.isnan().all()
-    assert got.errors.isnan().all()
-    assert math.isnan(twonn_dimension(x).dimension)
+    found = twonn_dimension(x)
+    assert math.isnan(found.dimension)
+    assert math.isnan(found.next_scale)
 
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
     x, groups = gaussian(200, 3), torch.arange(200) % 4
     got, alone = (
-        labelled_dimensions(x, RowLabels(), scales=(1, 4), groups=each, num_groups=4).every
+        labelled_dimensions(x, RowLabels(), groups=each, num_groups=4).every
         for each in (groups, (groups == 2).long())
     )
-    assert got.left_out.shape == (4, 2)
+    assert got.left_out.shape == (4,)
     torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)
 
 
@@ -173,7 +150,5 @@ def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
     distances = torch.cdist(points, points).fill_diagonal_(torch.inf).topk(4, largest=False).values
     assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
     log_mu = (distances[:, 3] / distances[:, 1]).log()
-    of_first = most_likely_dimension(log_mu[:FAR_SIGHTED], 2)
+    of_first = next_scale_dimension(log_mu[:FAR_SIGHTED])
     assert found.every.next_scale == pytest.approx(of_first, rel=1e-6)
-    expected = most_likely_dimension(log_mu, 2)
-    assert float(gride_dimensions(x, (2,)).dimensions) == pytest.approx(expected, rel=1e-6)

@@ -86,7 +86,6 @@ OTHERS = {
         "discard_fraction": 0.5,
         "duplicate_tolerance": 0.1,
         "seed": 100_000,
-        "scales": (1, 2),
         "neighbors": "other_sequences",
     },
     TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000)},

@@ -32,7 +32,6 @@ from embedgeo.functional.dimension import (
     LabelledEstimates,
     RowLabels,
     estimated_dimension,
-    gride_dimensions,
     labelled_dimensions,
     twonn_dimension,
 )
@@ -101,7 +100,6 @@ __all__ = [
     "entropy_rank",
     "estimated_dimension",
     "excess_kurtosis",
-    "gride_dimensions",
     "labelled_dimensions",
     "least_squares",
     "local_variance",

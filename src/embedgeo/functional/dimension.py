@@ -1,12 +1,10 @@
-"""Intrinsic dimension of the distinct rows: by TwoNN, by GRIDE, or by any estimator of
-scikit-dimension.
+"""Intrinsic dimension of the distinct rows: by TwoNN, or by any estimator of scikit-dimension.
 
-Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al. 2024 (arXiv
-2311.05928) for embeddings.
+Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (the next scale); Razzhigaev et al. 2024
+(arXiv 2311.05928) for embeddings.
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -23,9 +21,6 @@ from embedgeo.functional.neighbors import (
 
 DISCARD_FRACTION = 0.1
 """Share of the largest ratios that TwoNN does not use, unless given."""
-
-SCALES = (1, 2, 4, 8, 16, 32, 64)
-"""The ranks n1 of neighbours, unless given."""
 
 FAR_SIGHTED = 1024
 """Number of rows, the first ones, whose third and fourth neighbours are used, too: enough for a
@@ -58,7 +53,7 @@ class DimensionEstimate(NamedTuple):
     num_points: int  # number of distinct points
     # the estimates without the points of each group, shape (G,), float64; None if unknown
     left_out: Tensor | None = None
-    # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
+    # see `next_scale_dimension`; of TwoNN alone
     next_scale: float = math.nan
 
 
@@ -74,11 +69,11 @@ def twonn_dimension(
     the m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is the slope of the
     least-squares line through the origin of -log(1 - i/N) on log μ_i (Facco et al. 2017).
     scikit-dimension 0.5 has it, too, with one ratio fewer where rounding makes the product less
-    than an integer. The most likely dimension is that of `gride_dimensions` at scale 1.
+    than an integer.
 
-    Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points:
-    where some have near copies, TwoNN sees the distance to the copy, and is far lower: see
-    `gride_dimensions`.
+    Beside it stands the dimension at the next scale, of at most 1,024 of the points: where some
+    have near copies, TwoNN sees the distance to the copy, and is far lower: see
+    `next_scale_dimension`.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -93,12 +88,13 @@ def twonn_dimension(
     # so that the first rows are spread evenly over all
     every = torch.arange(len(x), dtype=torch.float64, device="cpu")
     order = (every * _GOLDEN % 1).argsort().to(x.device)
-    estimate: DimensionEstimate = labelled_dimensions(
+    estimate = labelled_dimensions(
         x[order],
         RowLabels(),
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
     ).every
+    assert estimate is not None
     return estimate
 
 
@@ -117,7 +113,7 @@ def _twonn_estimate(
     next_scale = math.nan
     if is_known and k > 3:
         of_first = distances[:FAR_SIGHTED]
-        next_scale = most_likely_dimension((of_first[:, 3] / of_first[:, 1]).log(), 2)
+        next_scale = next_scale_dimension((of_first[:, 3] / of_first[:, 1]).log())
     in_order = group[order]
     left_out = [_rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)]
     return DimensionEstimate(
@@ -176,83 +172,23 @@ def estimated_dimension(
     return DimensionEstimate(dimension, len(points))
 
 
-class ScaleEstimates(NamedTuple):
-    """Intrinsic dimension at each scale; NaN where it is undefined."""
+def next_scale_dimension(log_mu: Tensor) -> float:
+    """The most likely dimension, given the log ratios of the distances to the neighbours of rank 4
+    and 2, shape (N,): GRIDE at scale 2 (Denti et al. 2022).
 
-    dimensions: Tensor  # shape (S,), float64
-    errors: Tensor  # their standard errors, by the observed information, shape (S,)
-    left_out: Tensor  # the estimates without the points of each group, shape (G, S)
+    It is the d for which μ^-d has the law Beta(2, 2), as it has where the density is constant up to
+    the fourth neighbour; with N - 1 in place of N, and without the ratios above their median by
+    more than 20 times the distance from it to their 95th percentile, which are those of near
+    copies. Both as in DADApy.
 
-
-def gride_dimensions(
-    x: Tensor,
-    scales: Sequence[int] = SCALES,
-    *,
-    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
-) -> ScaleEstimates:
-    """GRIDE intrinsic dimension of the distinct rows of ``x`` at each of some scales.
-
-    At scale n1 it is the d that makes the ratios μ of the distances to the neighbours of rank 2 n1
-    and n1 most likely, if μ^-d has the law Beta(n1, n1), as it has where the density is constant up
-    to the 2 n1-th neighbour; with N - 1 in place of N, which makes the estimate at scale 1
-    unbiased, and without the ratios above their median by more than 20 times the distance from it
-    to their 95th percentile, which are those of near copies. Both as in DADApy. (In one dimension
-    0.3 % of the ratios at scale 1 lie beyond, and the estimate is 1.6 % high; in two it is 0.2 %.)
-
-    The standard error takes ratios of different rows as independent, but rows share neighbours:
-    simulated estimates vary by 0.75 to 1.4 of it up to scale 16, and by up to 1.9 at 64.
-
-    Args:
-        x: shape (n, d), any floating dtype, finite.
-        scales: the ranks n1, each at least 1.
-        duplicate_tolerance: see `embedgeo.functional.merge_duplicates`.
+    The derivative of the log likelihood, times d, is (N - 1) + d Σ share - 3 d Σ log μ, where
+    share = log μ / (1 - μ^-d), 1/d where μ is 1. It is positive at 0, convex in d, and falls by
+    2 Σ log μ to 3 Σ log μ for each 1 of d. So Newton's
+    method, which starts at the d of which Σ log μ is the expected one, has a positive d after its
+    first step, and from then on comes nearer from below.
 
     Returns:
-        The estimates, on the CPU. They are NaN at scales for which there are not 2 n1 + 1 distinct
-        rows, where all ratios are 1 (a simplex), and where a squared distance overflows or
-        vanishes.
-
-    >>> x = (
-    ...     torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
-    ...     @ torch.ones(2, 3).triu()
-    ... )
-    >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
-    tensor([2., 2., 2.], dtype=torch.float64)
-    """
-    estimate: ScaleEstimates = labelled_dimensions(
-        x,
-        RowLabels(),
-        scales=scales,
-        duplicate_tolerance=duplicate_tolerance,
-    ).every
-    return estimate
-
-
-def _gride_estimates(
-    nearest: Tensor, group: Tensor, num_groups: int, scales: Sequence[int]
-) -> ScaleEstimates:
-    """GRIDE from the distances of points to their nearest, shape (N, k), and the points' groups."""
-    of_scales, left_out = [], []
-    for scale in scales:
-        near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
-        log_mu = (far / near).log()
-        dimension = most_likely_dimension(log_mu, scale)
-        _, squares = _share_sums(log_mu, dimension)
-        error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
-        of_scales.append((dimension, error))
-        others = (log_mu[group != i] for i in range(num_groups))
-        left_out.append([most_likely_dimension(each, scale) for each in others])
-    dimensions, errors = nearest.new_tensor(of_scales).unbind(1)
-    return ScaleEstimates(dimensions, errors, nearest.new_tensor(left_out).T)
-
-
-def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
-    """The most likely dimension, given the log μ of points, shape (N,).
-
-    The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
-    log μ. It is positive at 0, convex in d, and falls by n1 Σ log μ to 1.5 times that for each 1 of
-    d. So Newton's method, which starts at the d of which Σ log μ is the expected one, has a
-    positive d after its first step, and from then on comes nearer from below.
+        The estimate; NaN of fewer than two ratios, or where all are 1.
     """
     if len(log_mu) < 2:
         return math.nan
@@ -263,23 +199,17 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
     total = float(used.sum())
     if n < 2 or not _EQUAL * n < total < math.inf:
         return math.nan
-    d = n * sum(1 / k for k in range(scale, 2 * scale)) / total
+    d = n * (1 / 2 + 1 / 3) / total
     for _ in range(_ITERATIONS):
-        share, square = _share_sums(used, d)
-        slope = (scale - 1) * (share - d * square) - (2 * scale - 1) * total
-        excess = n - 1 + d * ((scale - 1) * share - (2 * scale - 1) * total)
-        step = excess / slope
+        negative = torch.expm1(-d * used)  # μ^-d - 1
+        share = torch.where(negative < 0, used / -negative, 1 / d)
+        sum_of_shares = float(share.sum())
+        slope = sum_of_shares - d * float(share.square() @ (1 + negative)) - 3 * total
+        step = (n - 1 + d * (sum_of_shares - 3 * total)) / slope
         d -= step
         if abs(step) < _CONVERGED * d:
             break
     return d
-
-
-def _share_sums(log_mu: Tensor, dimension: float) -> tuple[float, float]:
-    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
-    negative = torch.expm1(-dimension * log_mu)  # μ^-d - 1
-    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension)
-    return float(share.sum()), float((share.square() * (1 + negative)).sum())
 
 
 class RowLabels(NamedTuple):
@@ -295,9 +225,9 @@ class LabelledEstimates(NamedTuple):
     if unknown.
     """
 
-    every: Any  # a DimensionEstimate of TwoNN, ScaleEstimates of GRIDE
-    between: Any = None
-    within: Any = None
+    every: DimensionEstimate | None
+    between: DimensionEstimate | None = None
+    within: DimensionEstimate | None = None
     same_type: Tensor | None = None  # shape (2,): see `same_label_shares`
     same_sequence: Tensor | None = None
 
@@ -306,7 +236,6 @@ def labelled_dimensions(
     x: Tensor,
     labels: RowLabels,
     *,
-    scales: Sequence[int] = (),
     discard_fraction: float = DISCARD_FRACTION,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
     groups: Tensor | None = None,
@@ -317,7 +246,7 @@ def labelled_dimensions(
     """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those
     within them.
 
-    Both estimators take rows for independent draws from one density. But occurrences of one token
+    TwoNN takes rows for independent draws from one density. But occurrences of one token
     type are near each other, and so are rows of one text: where the nearest row is of the same type
     and the next one is not, the ratio of their distances says nothing of a dimension, and the
     estimate for all rows is low. So there are, too:
@@ -338,8 +267,7 @@ def labelled_dimensions(
         x: the rows in random order, shape (n, d), any floating dtype, finite: what is drawn of a
             type, or of copies, is the first of them.
         labels: of the rows, on any device.
-        scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
-        discard_fraction: of TwoNN.
+        discard_fraction: see `twonn_dimension`.
         duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a
             type, one counts.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
@@ -355,36 +283,30 @@ def labelled_dimensions(
     group = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     group = group if groups is None else groups.to(x.device)
 
-    def estimated(distances: Tensor, of_points: Tensor) -> DimensionEstimate | ScaleEstimates:
+    def estimated(distances: Tensor, of_points: Tensor) -> DimensionEstimate:
         """The estimate from the distances of points to their nearest, and the points' groups."""
-        points = distances.cpu().double(), of_points.cpu(), num_groups
-        return (
-            _gride_estimates(*points, scales)
-            if scales
-            else _twonn_estimate(*points, discard_fraction)
-        )
+        points = distances.cpu().double(), of_points.cpu()
+        return _twonn_estimate(*points, num_groups, discard_fraction)
 
-    k = 2 * max(scales, default=1)
     rows = Neighbors(x)
     points, place = rows.distinct(duplicate_tolerance)
     between = None
     if types is not None:
         chosen = _one_of_each_type(types, place)
-        between = estimated(rows.nearest(k, chosen).distances, group[chosen])
+        between = estimated(rows.nearest(2, chosen).distances, group[chosen])
     if between_alone:
         return LabelledEstimates(None, between)
-    num_neighbors, far_sighted = (k, None) if scales else (4, FAR_SIGHTED)
     others = sequences if apart else None
-    every = rows.nearest(num_neighbors, points, others, far_sighted=far_sighted)
+    every = rows.nearest(4, points, others, far_sighted=FAR_SIGHTED)
     of_all = estimated(every.distances, point_groups(group, place, len(points)))
     within = None
     if types is not None and sequences is not None:
         chosen = _repeated(types, place)
-        distances = rows.nearest(k, chosen, sequences, types).distances
+        distances = rows.nearest(2, chosen, sequences, types).distances
         has_all = distances.isfinite().all(1)
         within = estimated(distances[has_all], group[chosen[has_all]])
     same_type, same_sequence = (
-        None if scales or each is None else same_label_shares(every, place, each)
+        None if each is None else same_label_shares(every, place, each)
         for each in (types, sequences)
     )
     return LabelledEstimates(of_all, between, within, same_type, same_sequence)

@@ -29,7 +29,7 @@ where a monitor chooses the metrics: 2 GiB.
 _SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
 SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
 
-EXTRA_METRICS = ("scales", "coordinates", "next_token", "similarity")
+EXTRA_METRICS = ("coordinates", "next_token", "similarity")
 """The names of `extra_metrics`."""
 
 
@@ -49,7 +49,6 @@ def extra_metrics(
     """
     require_extra_names(names)
     makers: dict[str, Callable[[], GeometryMetric]] = {
-        "scales": lambda: IntrinsicDimension(dim, estimator="gride", seed=seed),
         "coordinates": lambda: OutlierCoordinates(dim),
         "next_token": lambda: NextTokenGeometry(dim, unembedding=unembedding),
         "similarity": lambda: TokenSimilarity(dim),

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from embedgeo.functional.dimension import (
     DISCARD_FRACTION,
-    SCALES,
     GlobalEstimator,
     LabelledEstimates,
     RowLabels,
@@ -32,12 +31,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
-_KINDS = (
-    ("", "", "the embeddings"),
-    ("_between", " between tokens", "rows of different tokens"),
-    ("_within", " within tokens", "the occurrences of a token"),
-)
-
 
 _TERMS = {
     "intrinsic_dimension_between": Term(
@@ -149,37 +142,7 @@ _TERMS = {
             is_drawn=False,
         ),
     ),
-    **in_group(
-        "more",
-        710,
-        **{
-            f"intrinsic_dimension{infix}_at_{scale}": Term(
-                f"intrinsic dimension{of} at scale {scale}",
-                f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
-                f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank "
-                f"{2 * scale}: noise counts the less the larger the scale. Where it is the same at "
-                "all scales it does not depend on the number of rows.",
-                ranges=True,
-                is_drawn=False,
-            )
-            for infix, of, rows in _KINDS
-            for scale in SCALES
-        },
-        **{
-            f"intrinsic_dimension{infix}_at_{scale}_error": Term(
-                f"error of the intrinsic dimension{of} at scale {scale}",
-                "standard error, maximum likelihood",
-                "How much the estimate would vary if rows were independent; those of one text are "
-                "not.",
-                ranges=True,
-                is_drawn=False,
-            )
-            for infix, of, _ in _KINDS
-            for scale in SCALES
-        },
-    ),
 }
-
 
 _TERMS["mean_cosine_without_top_dim"] = Term(
     "mean cosine without the largest coordinate",
@@ -192,17 +155,16 @@ _TERMS["mean_cosine_without_top_dim"] = Term(
 
 
 class IntrinsicDimension(GeometryMetric):
-    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN, or by GRIDE at several
-    scales.
+    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN.
 
     ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks.
     ``compute()`` returns float64 scalars: ``intrinsic_dimension``, the mean over batches of
     ``batch_size`` rows (one smaller batch where fewer rows were seen; NaN for fewer than three
     distinct rows); ``intrinsic_dimension_std`` over batches (NaN for one);
-    ``intrinsic_dimension_next_scale``, GRIDE's at scale 2 of at most 1,024 rows of each batch, far
-    larger where rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the share
-    of rows left out because they equal another one, exactly or but for rounding; ``n_points``, the
-    number of distinct rows in all batches.
+    ``intrinsic_dimension_next_scale``, from neighbours 2 and 4 of at most 1,024 rows of each batch,
+    far larger where rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the
+    share of rows left out because they equal another one, exactly or but for rounding;
+    ``n_points``, the number of distinct rows in all batches.
 
     Where rows came with token ids, also ``intrinsic_dimension_between`` of one row of each token
     type; with sequences, ``intrinsic_dimension_within``, of rows among the occurrences of their
@@ -210,15 +172,6 @@ class IntrinsicDimension(GeometryMetric):
     ``n_points_between`` and ``n_points_within``; and how many rows have a nearest distinct row of
     their own type and sequence, ``same_type_neighbors`` and ``same_sequence_neighbors``, beside
     what random neighbours would give, ``…_null``.
-
-    With ``estimator="gride"`` it returns, for each of the ``scales``,
-    ``intrinsic_dimension_at_{scale}`` from the neighbours of rank ``scale`` and twice that, and
-    ``intrinsic_dimension_at_{scale}_error``, its standard error by maximum likelihood (of the mean
-    over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it may stand
-    beside TwoNN; and the same between and within token types,
-    ``intrinsic_dimension_between_at_{scale}`` and ``intrinsic_dimension_within_at_{scale}``. A
-    dimension that is the same at all scales does not depend on the number of rows: see
-    `embedgeo.functional.gride_dimensions`.
 
     Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022
     (GRIDE).
@@ -228,17 +181,16 @@ class IntrinsicDimension(GeometryMetric):
         batch_size: rows per estimate. TwoNN depends on it: compare only estimates of one
             ``batch_size``.
         num_batches: estimates to average.
-        estimator: ``"twonn"``, ``"gride"`` or any scikit-dimension global estimator object, such as
+        estimator: ``"twonn"`` or any scikit-dimension global estimator object, such as
             ``skdim.id.lPCA()``.
         discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1).
         duplicate_tolerance: how near to each other rows are merged, relative to their distance from
             the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
             unless the one that is merged into the other has seen no more rows than it draws.
-        scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
-        neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN and
-            GRIDE, those of rows in ``"other_sequences"``, so that rows of one text, which are
-            alike, are not each other's neighbours.
+        neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN,
+            those of rows in ``"other_sequences"``, so that rows of one text, which are alike, are
+            not each other's neighbours.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
@@ -268,32 +220,28 @@ class IntrinsicDimension(GeometryMetric):
         discard_fraction: float = DISCARD_FRACTION,
         duplicate_tolerance: float = DUPLICATE_TOLERANCE,
         seed: int = 0,
-        scales: Sequence[int] = SCALES,
         neighbors: Neighbors = "all",
         **kwargs: Any,
     ) -> None:
-        scales = tuple(scales)
-        arguments = (
+        super().__init__(
+            dim,
             batch_size,
             num_batches,
             estimator,
             discard_fraction,
             duplicate_tolerance,
             seed,
-            scales,
+            neighbors,
+            **kwargs,
         )
-        # the digest of the others is that of earlier versions
-        changed = () if neighbors == "all" else (neighbors,)
-        super().__init__(dim, *arguments, *changed, **kwargs)
         _require_arguments(batch_size, num_batches, discard_fraction, duplicate_tolerance)
-        _require_estimator(estimator, scales, neighbors)
+        _require_estimator(estimator, neighbors)
         self.batch_size = batch_size
         self.num_batches = num_batches
         self.estimator = estimator
         self.discard_fraction = discard_fraction
         self.duplicate_tolerance = duplicate_tolerance
         self.seed = seed
-        self.scales = scales
         self.neighbors = neighbors
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
@@ -353,8 +301,7 @@ class IntrinsicDimension(GeometryMetric):
         return moment_values(row_moments(rows.index_fill(1, top, 0)))["mean_cosine"]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
-        """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
-        have NaN.
+        """The values of ``compute``, and the standard errors of TwoNN; the other keys have NaN.
 
         The groups of the jackknife are those of the sampled rows, by default their
         ``sequence_ids``; ``groups`` are not used.
@@ -374,20 +321,14 @@ class IntrinsicDimension(GeometryMetric):
         for infix, each in _by_infix(estimates).items():
             left_out = [estimate.left_out for estimate in each if estimate.left_out is not None]
             if left_out and len(labels):
-                mean = torch.stack(left_out).mean(0)
-                mean = mean.view(len(mean), -1)  # a column for each of the keys below
-                for key, without in zip(self._keys(infix), mean.unbind(1), strict=True):
-                    self.deviations[key] = deviations(values[key], without, group.bincount())
-                    errors[key] = self.deviations[key].square().sum(0).sqrt()
+                key, without = f"intrinsic_dimension{infix}", torch.stack(left_out).mean(0)
+                self.deviations[key] = deviations(values[key], without, group.bincount())
+                errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
     def _batches(self) -> list[Sample]:
         """Batches of the sampled rows."""
         return sample_batches(self.load(Sample), self.batch_size)
-
-    def _keys(self, infix: str) -> list[str]:
-        scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
-        return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
     def _estimates(
         self,
@@ -403,7 +344,6 @@ class IntrinsicDimension(GeometryMetric):
         return labelled_dimensions(
             batch.rows,
             _labels_of(batch),
-            scales=self.scales if self.estimator == "gride" else (),
             discard_fraction=self.discard_fraction,
             duplicate_tolerance=tolerance,
             groups=groups,
@@ -416,13 +356,6 @@ class IntrinsicDimension(GeometryMetric):
         """Means over the estimates of batches, which have so many rows together."""
         values: dict[str, Tensor] = {}
         for infix, each in _by_infix(estimates).items():
-            if self.estimator == "gride":
-                dimensions = torch.stack([estimate.dimensions for estimate in each]).mean(0)
-                squares = torch.stack([estimate.errors for estimate in each]).square()
-                errors = (squares.mean(0) / len(each)).sqrt()
-                for key, mean, error in zip(self._keys(infix), dimensions, errors, strict=True):
-                    values |= {key: mean, f"{key}_error": error}
-                continue
             of_batches = [estimate.dimension for estimate in each]
             dimensions = torch.tensor(of_batches, dtype=torch.float64, device="cpu")
             num_points = dimensions.new_tensor(sum(estimate.num_points for estimate in each))
@@ -465,26 +398,16 @@ def _require_arguments(
         )
 
 
-def _require_estimator(
-    estimator: str | GlobalEstimator, scales: Sequence[int], neighbors: Neighbors
-) -> None:
-    if estimator not in ("twonn", "gride") and (
-        isinstance(estimator, type) or not hasattr(estimator, "fit")
-    ):
+def _require_estimator(estimator: str | GlobalEstimator, neighbors: Neighbors) -> None:
+    if estimator != "twonn" and (isinstance(estimator, type) or not hasattr(estimator, "fit")):
         raise ValueError(
-            'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got '
-            f"{estimator!r}."
-        )
-    are_ranks = all(isinstance(scale, int) and scale >= 1 for scale in scales)
-    if not scales or not are_ranks or len(set(scales)) < len(scales):
-        raise ValueError(
-            f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}."
+            f'estimator must be "twonn" or a scikit-dimension estimator object; got {estimator!r}.'
         )
     if neighbors not in get_args(Neighbors):
         raise ValueError(f'neighbors must be "all" or "other_sequences"; got {neighbors!r}.')
     if neighbors != "all" and not isinstance(estimator, str):
         raise ValueError(
-            'neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.'
+            'neighbors="other_sequences" needs estimator="twonn"; got an estimator object.'
         )
 
 

@@ -226,7 +226,7 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
         f"than three standard errors and a factor of {OTHER_DIMENSION}: near copies, as of one "
         "token in one place, pull TwoNN down, although they count as distinct. Read the next "
-        "scale, or more of them: the extra metric scales.",
+        "scale.",
         _near_copies,
     ),
     *(
