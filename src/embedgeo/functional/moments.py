@@ -7,6 +7,7 @@ All sums of squares are of differences from a mean, so that no two large numbers
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from inspect import get_annotations
 from typing import Any, ClassVar, Self
 
 import torch
@@ -41,8 +42,8 @@ class PooledState(State):
     """
 
     powers: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Names of each mean, shape G or (*G, d), and of the powers of the deviations from it: see
-    `powers_about`.
+    """Names of each mean, shape G or (*G, d), and of the second to fourth powers of the deviations
+    from it, or as many of these as are held: see `powers_about`.
     """
 
     largest: ClassVar[tuple[str, ...]] = ()
@@ -53,6 +54,25 @@ class PooledState(State):
 
     of_coordinates: ClassVar[tuple[str, ...]] = ()
     """Names of what has an entry for each coordinate, shape (d,); the others are scalars."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = {name for each in cls.__mro__ for name in get_annotations(each)}
+        rules = {
+            "powers": "of tuples of a mean and its second to fourth powers, (('mean', 'm2'),) say,",
+            **dict.fromkeys(("largest", "not_pooled", "of_coordinates"), "of"),
+        }
+        for attribute, rule in rules.items():
+            given = getattr(cls, attribute)
+            groups = given if attribute == "powers" else [given]
+            are_names = all(isinstance(each, tuple) and known.issuperset(each) for each in groups)
+            if not are_names or (
+                attribute == "powers" and not {2, 3, 4}.issuperset(map(len, given))
+            ):
+                raise TypeError(
+                    f"{attribute} of {cls.__name__} must be a tuple {rule} names of its fields; "
+                    f"got {given!r}."
+                )
 
     @classmethod
     def empty(cls, dim: int = 0) -> Self:
@@ -146,8 +166,17 @@ def powers_about(
 
     The number ``n`` has shape G, the mean has shape G or (*G, d). The squares ``m2`` are summed
     over rows: per coordinate, in the shape of the mean; summed over coordinates, shape G; or as the
-    scatter matrix, shape (*G, d, d). Third and fourth powers (Pébay 2008) are per coordinate.
+    scatter matrix, shape (*G, d, d). Third and fourth powers (Pébay 2008), in this order, are per
+    coordinate, and so are the squares then.
+
+    Raises:
+        ValueError: higher powers come with other squares.
     """
+    if higher and m2.ndim != mean.ndim:
+        raise ValueError(
+            "third and fourth powers need squares of the shape of the mean, per coordinate; got "
+            f"shape {tuple(m2.shape)} for a mean of {tuple(mean.shape)}."
+        )
     shift = mean - center
     if m2.ndim > mean.ndim:
         # (1, 1): that of no rows, which takes any width
@@ -159,9 +188,9 @@ def powers_about(
     own = m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
     if not higher:
         return (own,)
-    m3, m4 = higher
+    m3, *fourth = higher
     third = m3 + shift * (3 * m2 + between)
-    return own, third, m4 + 4 * shift * m3 + squares * (6 * m2 + between)
+    return own, third, *(m4 + 4 * shift * m3 + squares * (6 * m2 + between) for m4 in fourth)
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:

@@ -138,6 +138,7 @@ class GeometryMetric(Metric):
     """
 
     _warned_of_rows_without_type = False
+    _lacks_rows = False  # no row of the batch that is taken in counts
     settings: Tensor
     num_rows: Tensor  # number of rows that masks have kept; on the CPU
     num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
@@ -228,10 +229,12 @@ class GeometryMetric(Metric):
             self.to(device)
         if not int(self.num_rows):
             self._untouched.update(self.declared)
+        self._lacks_rows = not len(rows.embeddings)
         try:
             self.update_states(rows)
         finally:
             self._untouched.clear()
+            self._lacks_rows = False
         if self.deviations:
             self.deviations = {}
         self.num_rows = self.num_rows + (rows.num_kept - rows.num_left_out)
@@ -290,7 +293,11 @@ class GeometryMetric(Metric):
             setattr(self, name, value if value.is_floating_point() else value.cpu())
 
     def extend(self, state: Any) -> None:
-        """Merge the state of the rows of a batch into that of the rows before."""
+        """Merge the state of the rows of a batch into that of the rows before; of a batch that has
+        none it does nothing, whatever the state says.
+        """
+        if self._lacks_rows:  # the mean of no rows is NaN
+            return
         kind = type(state)
         held = self.load(kind)
         # whatever the dtype and the device of a batch's sums, also where that has no float64
