@@ -10,7 +10,7 @@ from embedgeo.functional.rows import row_ids
 from embedgeo.functional.spectrum import Scatter, row_scatter, spectrum_values
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics, streaming_metrics
-from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.metrics.layer import LayerMetrics, in_sync
 from embedgeo.results.findings import KINDS, finding, finding_lines
 from embedgeo.results.records import Record
 from tests.data import gaussian, generator, texts, zipf_ids
@@ -54,7 +54,8 @@ def measured(x, ids, passes=PASSES, make=default_metrics, **options):
 
 
 def pairs_of(layer):
-    (pairs,) = layer_values([layer])
+    with in_sync([layer]):
+        (pairs,) = layer_values([layer])
     if isinstance(pairs, Exception):
         raise pairs
     return {key: value for key, (value, _) in pairs.items()}, {

@@ -562,9 +562,7 @@ class Geometry:
     def _own_records(self) -> list[Record]:
         """The records of this model's own layers; a monitor's ranks raise an exception together."""
         with together(self._stage_group):
-            records = compute(
-                self.measured_layers(), self._stage_group, keep_samples=self.keeps_samples
-            )
+            records = compute(self.measured_layers(), keep_samples=self.keeps_samples)
             self._has_kept = self.keeps_samples
             if self._group is None:
                 return records

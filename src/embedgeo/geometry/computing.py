@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, is_distributed
+from embedgeo.functional.distributed import is_distributed
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values, values_of
 from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
 from embedgeo.metrics.massive import massive_values, without_massive
@@ -33,13 +33,9 @@ class MeasuredLayer(NamedTuple):
     num_bytes: int = 0  # of its states, on the rank where these are the largest
 
 
-def compute(
-    layers: Sequence[MeasuredLayer], group: Group = None, *, keep_samples: bool = False
-) -> list[Record]:
-    """Records of layers over the rows of all ranks; every rank must call this. The states stay as
-    they are.
-
-    The ranks of ``group`` have records of the same keys.
+def compute(layers: Sequence[MeasuredLayer], *, keep_samples: bool = False) -> list[Record]:
+    """Records of layers over the rows of all ranks, on all of these of the same keys; every rank
+    must call this. The states stay as they are.
 
     Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
     each rank. An error of a layer is raised once all have been computed. ``keep_samples`` keeps the
@@ -49,7 +45,7 @@ def compute(
     for some in _exchanged_together(layers):
         metrics = [each.metrics for each in some]
         with in_sync(metrics):
-            pairs += layer_values(metrics, group)
+            pairs += layer_values(metrics)
             for each in metrics if keep_samples else ():
                 each.keep_samples()
     records = list[Record]()
@@ -72,14 +68,14 @@ def compute(
     return records
 
 
-def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pairs | Exception]:
-    """Values and standard errors of each layer over the rows of all ranks, or the exception of one
-    that fails, here alone maybe; every rank must call this.
+def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
+    """Values and standard errors of each layer, by the states that it has (see `in_sync`), or the
+    exception of one that fails.
 
     Small layers are computed in one thread.
     """
     size = max((max(each.num_rows, each.dim) * each.dim for each in layers), default=0)
-    with in_sync(layers), threads_for(size), ExitStack() as stack:
+    with threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         return [_values(layer) for layer in layers]

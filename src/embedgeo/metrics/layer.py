@@ -277,12 +277,11 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
 
     Every rank must call this.
     """
-    own = [layer for layer in layers if not layer.is_synced]
-    if not own:
+    if not layers:
         return ExitStack()
-    metrics = [metric for layer in own for metric in layer.with_copies]
-    stack = _in_sync(metrics, own[0].process_group)
-    for layer in own:
+    metrics = [metric for layer in layers for metric in layer.with_copies]
+    stack = _in_sync(metrics, layers[0].process_group)
+    for layer in layers:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)
     return stack
