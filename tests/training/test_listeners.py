@@ -125,10 +125,28 @@ def test_what_is_no_record_is_a_failure_of_its_listener(tmp_path, added):
         if step == 1:
             return [records[0] | each if "a" not in each else each for each in added]
 
-    with pytest.warns(UserWarning, match="listener function failed at step 1"):
+    with pytest.warns(UserWarning, match=r"the listener test_what_is\S+listener failed at step 1"):
         monitor = loop(3, listener, folder=tmp_path, measure_last=False)
     assert monitor.listeners == []
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 1, 2]
+
+
+def test_an_added_record_has_all_keys_but_the_step():
+    def lacks(step, records, geometry):
+        return [{"metric": "mine", "value": 1.0}]
+
+    keys = "layer, layer_index, width, metric, value, stderr"
+    with pytest.raises(ValueError, match=f"must return records with the keys {keys}; got"):
+        loop(1, lacks, on_error="raise")
+
+    def adds(step, records, geometry):
+        (first, *_) = records
+        return [
+            {key: value for key, value in (first | {"metric": "mine"}).items() if key != "step"}
+        ]
+
+    monitor = loop(2, adds, on_error="raise")
+    assert {each["step"] for each in monitor.history if each["metric"] == "mine"} == {0, 1}
 
 
 def test_listeners_are_a_list_of_functions_and_a_configuration_makes_them():

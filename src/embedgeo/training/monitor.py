@@ -387,7 +387,7 @@ class Monitor(ABC):
 
     def _take_out(self, name: str, where: str, why: str) -> None:
         self._broken[name] = why
-        kind = type(self._named_listeners[name]).__name__
+        kind = _described(self._named_listeners[name])
         self._warn(
             f"the listener {kind} failed {where} and is not called any more, measuring and "
             f"training go on: {why}"
@@ -1139,10 +1139,10 @@ def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Recor
     """
     made = list[Record]()
     for record in () if records is None else records:
-        if {*record, "step"} != {*Record.__annotations__}:
+        keys = [key for key in Record.__annotations__ if key != "step"]
+        if {*record} - {"step"} != {*keys}:
             raise ValueError(
-                f"a listener must return records with the keys "
-                f"{listed([*Record.__annotations__])}; got {record!r}."
+                f"a listener must return records with the keys {listed(keys)}; got {record!r}."
             )
         if not (isinstance(record["layer"], str) and isinstance(record["metric"], str)):
             raise TypeError(f"layer and metric of a record must be texts; got {record!r}.")
