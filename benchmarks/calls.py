@@ -29,7 +29,11 @@ import embedgeo
 
 SOURCE = f"{Path(embedgeo.__file__).parent}{os.sep}"
 NOT_FUNCTIONS = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>"}
-STATIONS = ("TokenMoments.update_states", "TokenMoments.compute", "CSVLogger.log_metrics")
+STATIONS = (
+    *("ForwardInputs.row_tokens", "Rows.of", "TokenMoments.update_states", "in_sync"),
+    *("TokenMoments.compute", "block_means", "Monitor._hear", "HistoryFile.add"),
+    *("tagged_scalars", "CSVLogger.log_metrics"),
+)
 """Of a number on its way from a batch to a logger."""
 
 

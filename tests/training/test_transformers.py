@@ -143,3 +143,18 @@ def test_a_resumed_run_keeps_the_choice_of_metrics(tmp_path):
     trainer.train(resume_from_checkpoint=str(path.parent))
     assert steps(resumed) == [2, 4]
     assert "token_types" not in {record["metric"] for record in resumed.history}
+
+
+def test_a_resumed_run_measures_the_rest_of_a_window_and_no_probe_again(tmp_path):
+    def callbacks():
+        window = GeometryCallback(3, window=2, metrics=moments, measure_last=False)
+        held = GeometryCallback(4, prefix="held", probe=held_out(), metrics=moments)
+        return window, held
+
+    saved = {"save_strategy": "steps", "save_steps": 4}
+    hf_trainer(tmp_path, *callbacks(), max_steps=4, **saved).train()
+    window, held = callbacks()
+    trainer = hf_trainer(tmp_path, window, held, max_steps=8, **saved)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert n_at(window) == {3: BATCH, 6: 2 * BATCH}
+    assert steps(held) == [8]
