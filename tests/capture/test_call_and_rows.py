@@ -389,6 +389,26 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
     assert values["block.01"]["n"] == 12
 
 
+class Keeps(Small):
+    """Its blocks' key_padding_mask is 1 for tokens, as flash_attn's."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Masked()
+
+    def forward(self, ids, attention_mask=None, keep=None):
+        masks = {"key_padding_mask": attention_mask if keep is None else keep}
+        return self.inner(ids, **masks)
+
+
+def test_a_padding_mask_of_others_is_not_taken_for_torchs():
+    ids = torch.arange(12).view(3, 4)
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    assert measured(Keeps(), ids, attention_mask=keep, layers="inner")["inner"]["n"] == 9
+    with pytest.raises(ValueError, match="does not tell whether 1 is padding"):
+        measured(Keeps().inner, ids, key_padding_mask=keep)
+
+
 class TakesBatch(Small):
     """Takes a batch that has its token ids somewhere inside."""
 

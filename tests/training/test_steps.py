@@ -113,6 +113,32 @@ def test_batches_in_one_buffer_are_not_run_again():
     assert steps(monitor) == [0, 4]
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
+def test_a_batch_that_lacks_what_the_step_gives_is_not_run_again(name):
+    model, ids = gpt_neox().train(), token_batch()["input_ids"]
+    told = {"attention_mask": ids > 9, "position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
+    monitor = StepMonitor(model, 2, **OPTIONS)
+    for step in range(3):
+        with monitor.step(step, {"input_ids": ids}):
+            model(input_ids=ids, **{name: told[name]})
+    with pytest.raises(ValueError, match=r"the layers get no (mask|position ids)"):
+        monitor.close(3)
+    assert steps(monitor) == [0, 2]
+
+
+def test_passes_of_other_weights_within_a_step_are_left_out_and_told_once(caplog):
+    model, batch = gpt_neox().train(), token_batch()
+    with caplog.at_level("INFO"), StepMonitor(model, 1, measure_last=False, **OPTIONS) as monitor:
+        for step in range(3):
+            with monitor.step(step):
+                for _ in range(2):
+                    model(**batch)
+                    with torch.no_grad():
+                        next(model.parameters()).add_(0.1)
+    assert set(n_at(monitor).values()) == {48}
+    assert caplog.text.count("as the second one of SAM, are not measured") == 1
+
+
 @pytest.mark.parametrize("num_steps", [5, 6])
 def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(num_steps):
     model, batch = gpt_neox(), token_batch()

@@ -39,9 +39,12 @@ _MASKS = ("attention_mask", "mask")
 _CLOSED = -100  # added to a score, so little or less leaves nothing of it
 # of earlier positions
 _CACHES = ("past_key_values", "cache_params", "mems")
-# True, or −∞, is padding: of torch's own, and of transformers' FSMT and XLNet
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
-_PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
+# True, or −∞, is padding
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
+_PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLNet, too
+    "torch": (*_PADDING_MASKS, "key_padding_mask"),
+    "transformers": (*_PADDING_MASKS, "key_padding_mask", "decoder_padding_mask", "input_mask"),
+}
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, but for what is to be predicted
@@ -50,7 +53,7 @@ _UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special)|(\w+_)?head_ma
 _NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
-READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}
+READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
 READ_ARGUMENTS = (
     "input_ids",
     "position_ids",
@@ -243,7 +246,7 @@ def _padding_of_call(
     ``shape`` of its tokens is (batch, positions).
     """
     maker = type(module).__module__.partition(".")[0]
-    known = _PADDING_MASKS_OF_TRANSFORMERS if maker == "transformers" else _PADDING_MASKS
+    known = _PADDING_MASKS_OF.get(maker, _PADDING_MASKS)
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
     if given is not None and query is not None and query is not key:  # of an attention
@@ -495,6 +498,7 @@ class ForwardInputs:
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
+        self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
@@ -758,6 +762,8 @@ class ForwardInputs:
         in place.
         """
         self.forward.has_rows = True
+        told = {"mask": self.forward.padding.mask, "position ids": self.forward.position_ids}
+        self.told |= {name for name, each in told.items() if each is not None}
         inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
@@ -860,7 +866,7 @@ class ForwardInputs:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
                 f"{self.forward.padding.untold}. Give mask=, or attention_mask (1 = token) or "
-                "key_padding_mask (1 = padding), of shape (batch, positions)."
+                "src_key_padding_mask (1 = padding), of shape (batch, positions)."
             )
         elif (
             not self.forward.called
