@@ -15,7 +15,7 @@ from torch import nn
 import embedgeo
 from benchmarks.families import families
 from embedgeo import EmbeddingMoments, observe
-from tests.models import llama
+from tests.models import gpt_neox, llama, token_batch
 
 KEYS = "n", "Q", "M"
 
@@ -409,6 +409,24 @@ def test_a_padding_mask_of_others_is_not_taken_for_torchs():
         measured(Keeps().inner, ids, key_padding_mask=keep)
 
 
+def test_layers_by_name_are_of_the_model_that_has_them():
+    both = nn.ModuleDict({"first": gpt_neox(), "second": gpt_neox()})
+    first, second = (token_batch(seed=seed, padding="right") for seed in (1, 2))
+    second["attention_mask"] = second["attention_mask"].flip(0)
+    block = both["second"].gpt_neox.layers[1]
+    values = []
+    for layers in (lambda m: {"x": block}, lambda m: m["second"]):
+        with torch.no_grad(), observe(both, layers) as geometry:
+            both["first"](**first)
+            both["second"](**second)
+        values.append(geometry.compute())
+    assert values[0]["x"] == pytest.approx(values[1]["block.01"], nan_ok=True)
+    with pytest.raises(ValueError, match="first, second side by side"):
+        observe(both, lambda m: {"x": block, "y": m["first"].gpt_neox}).__enter__()
+    with pytest.raises(ValueError, match="must be in the first of several models"):
+        observe(both, [lambda m: {"x": block}]).__enter__()
+
+
 class TakesBatch(Small):
     """Takes a batch that has its token ids somewhere inside."""
 
@@ -421,7 +439,8 @@ class TakesBatch(Small):
 def test_what_looks_like_a_mask_and_has_no_name_of_one_is_refused():
     ids = torch.arange(12).view(3, 4)
     keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}]
+    bias = torch.where(keep, 0.0, -torch.inf)[:, None, None]
+    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}, [ids, bias]]
     for batch in batches:
         with pytest.raises(ValueError, match=r"\[1\] does not tell whether 1 is padding"):
             measured(TakesBatch(), batch)

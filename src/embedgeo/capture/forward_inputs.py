@@ -281,8 +281,12 @@ def _padding_of_call(
 
 
 def _has_marks(tensor: Tensor) -> bool:
-    """Tell whether a tensor has 0 and 1, and nothing else."""
-    return bool(((tensor == 0) | (tensor == 1)).all() & tensor.any() & (tensor == 0).any())
+    """Tell whether a tensor has 0 and 1, or 0 and what closes a score, and nothing else."""
+    zeros = tensor == 0
+    return any(
+        bool((zeros | marks).all() & zeros.any() & marks.any())
+        for marks in (tensor == 1, tensor < _CLOSED)
+    )
 
 
 def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
