@@ -9,12 +9,13 @@ from contextlib import ExitStack
 import pandas as pd
 import pytest
 import torch
+from lightning.fabric import Fabric
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
-from tests.models import gpt_neox, hooks, token_batch
+from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop
 from tests.training.runs import (
     UserError,
@@ -28,6 +29,21 @@ from tests.training.runs import (
 )
 
 OPTIONS = {"metrics": moments, "on_error": "raise"}
+
+
+@pytest.mark.parametrize("make", [gpt_neox, NanoGPT])
+def test_a_model_that_fabric_has_set_up_is_measured_and_left_as_it_was(make):
+    model = make()
+    wrapped, before = Fabric(accelerator="cpu").setup(model), type(model)
+    ids = token_batch()["input_ids"]
+    values = []
+    for called in (model, wrapped):
+        with torch.no_grad(), observe(called) as geometry:
+            called(ids)
+        values.append(geometry.compute())
+    for layer, expected in values[0].items():
+        assert values[1][layer] == pytest.approx(expected, nan_ok=True)
+    assert {type(each) for each in (model, wrapped)} == {before, type(wrapped)}
 
 
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
