@@ -149,7 +149,7 @@ def test_rows_that_are_all_masked_and_ids_that_are_not_read_are_told():
             return self.layers[0](states)
 
     model = Reads()
-    with pytest.warns(UserWarning, match="is given input_ids, but no"), observe(model):
+    with pytest.warns(UserWarning, match="is given integers, such as token ids, but no"), observe(model):
         model(input_ids=ids, states=torch.randn(*ids.shape, 4))
 
 

@@ -389,24 +389,27 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
     assert values["block.01"]["n"] == 12
 
 
-class Keeps(Small):
-    """Its blocks' key_padding_mask is 1 for tokens, as flash_attn's."""
+class Keeps(nn.Module):
+    """Its blocks' key_padding_mask is 1 for tokens, as flash_attn's, their attention_mask is 0."""
 
     def __init__(self):
         super().__init__()
         self.inner = Masked()
 
     def forward(self, ids, attention_mask=None, keep=None):
-        masks = {"key_padding_mask": attention_mask if keep is None else keep}
-        return self.inner(ids, **masks)
+        if keep is not None:
+            return self.inner(ids, attention_mask=keep)
+        return self.inner(ids, key_padding_mask=attention_mask)
 
 
 def test_a_padding_mask_of_others_is_not_taken_for_torchs():
     ids = torch.arange(12).view(3, 4)
     keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    assert measured(Keeps(), ids, attention_mask=keep, layers="inner")["inner"]["n"] == 9
+    assert measured(Keeps(), ids, attention_mask=keep)["block.01"]["n"] == 9
     with pytest.raises(ValueError, match="does not tell whether 1 is padding"):
         measured(Keeps().inner, ids, key_padding_mask=keep)
+    with pytest.raises(ValueError, match="of padding is 1 where another one is 0"):
+        measured(Keeps(), ids, attention_mask=keep, keep=~keep)
 
 
 def test_layers_by_name_are_of_the_model_that_has_them():
@@ -517,6 +520,23 @@ def test_ids_that_are_looked_up_behind_the_blocks_are_of_no_row():
     types = [[layer["token_types"] for layer in each.values()] for each in values]
     assert types[0] == types[1] == [len(ids.unique())] * 4
     assert measured(model, ids, others)["embed"]["V_W"] == 0
+
+
+class Translates(Small):
+    """An encoder and a decoder, run inline, with one embedding table."""
+
+    def forward(self, ids, others):
+        x = self.layers[0](self.word(ids))
+        return self.layers[1](self.word(others) + x)
+
+
+def test_ids_of_an_encoder_are_not_those_of_its_decoder():
+    ids, others = ids_of(vocabulary=20, seed=1), ids_of(vocabulary=20, seed=2)
+    model = Translates()
+    for names in ("encoder", "decoder"), ("decoder",):
+        layers = dict(zip(reversed(names), reversed(model.layers), strict=False))
+        with pytest.raises(ValueError, match=r"'decoder'.*2 tensors of other ids fit"):
+            measured(model, ids, others, layers=lambda _, layers=layers: layers)
 
 
 def test_embeddings_of_several_look_ups_all_count():

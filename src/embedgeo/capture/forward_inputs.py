@@ -168,7 +168,7 @@ class _RunningCall(NamedTuple):
         integers = [
             each
             for name, each in arguments.items()
-            if name not in READ_MASKS
+            if name not in (*READ_MASKS, "labels")
             and isinstance(each, Tensor)
             and each.ndim == 2
             and _is_integer(each)
@@ -503,7 +503,7 @@ class ForwardInputs:
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
         self.told = set[str]()  # what passes have told of their rows, beside token ids
-        self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
+        self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -593,6 +593,8 @@ class ForwardInputs:
             forward.token_ids = call.token_ids
         padding = call.padding
         is_of_rows = padding.source is not None and padding.source.ndim == 2
+        if is_of_rows and _are_opposites(forward.padding.mask, padding.mask):
+            padding = _Padding(untold="of padding is 1 where another one is 0")
         if is_of_rows or (
             forward.padding.mask is None and (padding.source is not None or padding.untold)
         ):
@@ -653,8 +655,7 @@ class ForwardInputs:
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned; it raised without ``call``."""
         if call and self._running and not self.token_ids:
-            batch = self._running[0].batch
-            self.has_unread_ids |= isinstance(batch, Mapping) and "input_ids" in batch
+            self.has_unread_ids |= bool(self._running[0].integers)
         del self._running[-1:]  # there is none after a `reset` inside the call
 
     def is_outermost(self, module: nn.Module) -> bool:
@@ -834,6 +835,8 @@ class ForwardInputs:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
         recorded = [*self.token_ids.values()]
+        if not rows.layer.name.endswith("final_norm"):  # which may follow other look-ups
+            recorded += self._later_ids.values()
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
@@ -954,6 +957,10 @@ class ForwardInputs:
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _are_opposites(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and _equal(one.logical_not(), other.bool())
 
 
 def _is_integer(ids: Tensor) -> bool:

@@ -765,7 +765,8 @@ def observe(
         )
     if geometry.inputs.has_unread_ids and token_ids is None and rows != "mean":
         warnings.warn(
-            "The model is given input_ids, but no embedding table of the measured part is called "
-            "with them, so values over token types are absent. Give token_ids=.",
+            "The model is given integers, such as token ids, but no embedding table of the "
+            "measured part is called with them, so values over token types are absent. Give "
+            "token_ids=.",
             stacklevel=3,
         )
