@@ -16,7 +16,7 @@ from examples.alarm import Alarm
 ROOT = Path(__file__).parent.parent
 
 
-def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_example(name, *arguments):
     return subprocess.run(
         [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
         cwd=ROOT,
@@ -28,7 +28,7 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
     )
 
 
-def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_are_listed_each_with_a_line_on_it(capsys):
     assert main(["examples"]) == 0
     listed = re.findall(r"^([\w-]+)  +(\S.*)$", capsys.readouterr().out, re.M)
     assert [name for name, _ in listed] == sorted(
@@ -38,8 +38,8 @@ def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixtur
 
 
 def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     names = ["pretrain.py", "pretrain.yaml"]
     (tmp_path / names[1]).write_text("mine")
@@ -58,15 +58,15 @@ def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
 
 
 def test_an_unknown_example_is_answered_with_those_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     assert main(["examples", "plain_lop"]) == 2
     assert "must be one of accelerate_loop, " in (said := capsys.readouterr().err)
     assert said.endswith("got 'plain_lop'. Did you mean plain_loop?\n")
 
 
 @pytest.mark.slow
-def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Path) -> None:
+def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path):
     text = tmp_path / "my.txt"
     text.write_text(
         "\n\n".join(f"Paragraph {i} says that {i} is followed by {i + 1}." for i in range(400))
@@ -105,7 +105,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_observe_prints_numbers_that_the_documentation_defines() -> None:
+def test_observe_prints_numbers_that_the_documentation_defines():
     printed = run_example("observe.py").stdout
     for word in ("embed", "block.03", "final_norm", "gpt_neox.layers.00.mlp", "mean(last4)"):
         assert word in printed
@@ -118,7 +118,7 @@ def test_observe_prints_numbers_that_the_documentation_defines() -> None:
 
 
 @pytest.mark.slow
-def test_the_alarm_warns_of_the_damage_and_of_nothing_before() -> None:
+def test_the_alarm_warns_of_the_damage_and_of_nothing_before():
     warned = re.findall(
         r"UserWarning: step (\d+): (\w+) at ([\w.]+) is", run_example("alarm.py").stderr
     )
@@ -128,7 +128,7 @@ def test_the_alarm_warns_of_the_damage_and_of_nothing_before() -> None:
     }
 
 
-def test_a_lost_number_alarms_once_and_a_resumed_alarm_goes_on() -> None:
+def test_a_lost_number_alarms_once_and_a_resumed_alarm_goes_on():
     noise = np.random.default_rng(0).standard_normal(60).tolist()
     values = [*noise[:50], 30.0, 31.0, math.nan, math.nan]
     whole, first, second = (Alarm(lambda said: None, ["x"]) for _ in range(3))

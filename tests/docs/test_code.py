@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -48,7 +47,7 @@ TARGETS = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
 
 

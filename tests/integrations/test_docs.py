@@ -1,7 +1,5 @@
 """Pages of the documentation whose code needs other packages: loggers, trainers."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.docs import blocks
@@ -16,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
@@ -16,11 +15,11 @@ from tests.report.synthetic import make_sweep
 STEPS = (0, 1, 8)
 
 
-def files(folder: Path) -> set[str]:
+def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path) -> None:
+def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     others = folder.tensorboard / "mine" / "events.out.tfevents.1700000000.host.1234.0"
     others.parent.mkdir(parents=True)
@@ -36,7 +35,7 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     assert files(folder.tensorboard) == {own[0], own[8]} | kept
 
 
-def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None:
+def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
     records = folder.read("step0")
     odd = ["=1+1", "-a", "a=b"]
@@ -50,9 +49,7 @@ def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("again", ["step1", "step8"])
-def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(
-    tmp_path: Path, again: str
-) -> None:
+def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(tmp_path, again):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
     assert folder.tables("tokens").keys() == {"step0", "step8"}
     drift = folder.read("step8")[:1].assign(metric="cka_to_previous")
@@ -69,7 +66,7 @@ def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(
     assert b"cka_to_previous" not in events.read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
+def test_a_folder_that_cannot_be_written_is_named():
     with TemporaryDirectory(dir="/tmp") as name:
         out = SweepFolder(name)
         out.open({}, {})
@@ -103,15 +100,15 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     ],
 )
 def test_a_run_is_called_after_its_model_or_series_and_stays_inside_the_folder(
-    tmp_path: Path, models: list[str], run: str
-) -> None:
+    tmp_path, models, run
+):
     folder = SweepFolder(make_sweep(tmp_path, range(len(models)), 1, metrics=("M",)))
     for step, model in enumerate(models):
         folder.write(f"step{step}", folder.read(f"step{step}").assign(model=model))
     assert [*folder.runs()] == [run]
 
 
-def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path: Path) -> None:
+def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path):
     series = {0: "b", 1: "b", 8: "a/ä"}
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, series=series))
     late = folder.checkpoints / "step8.parquet"
@@ -133,7 +130,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
 
 
-def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
+def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     for name in ("step1", "step16"):
         folder.write_failure(name, "OSError: no")
@@ -142,7 +139,7 @@ def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
     assert folder.failures() == {"step16": "OSError: no"}
 
 
-def test_another_version_goes_on_where_no_number_is_another(tmp_path: Path) -> None:
+def test_another_version_goes_on_where_no_number_is_another(tmp_path):
     SweepFolder(tmp_path).open({"steps": "all", "colour": None}, {"versions": {"embedgeo": "0.0"}})
     SweepFolder(tmp_path).open({"steps": "all", "newer": False}, {})
     manifest = json.loads((tmp_path / "manifest.json").read_text())

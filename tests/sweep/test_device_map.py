@@ -2,8 +2,6 @@
 place.
 """
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -13,7 +11,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
 
-def require_same(out: Path, whole: Path) -> None:
+def require_same(out, whole):
     """The same numbers, standard errors and tables to 1e-9, and nothing left of the files in
     between.
     """

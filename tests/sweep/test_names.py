@@ -42,7 +42,7 @@ def test_what_cannot_be_the_name_of_a_repository_is_refused_before_the_hub_is_as
 
 
 @pytest.fixture
-def linked(tmp_path: Path) -> Path:
+def linked(tmp_path):
     """Two links in a folder, whose targets are of one name."""
     (tmp_path / "run").mkdir()
     for step, where in ((10, "a"), (20, "b")):

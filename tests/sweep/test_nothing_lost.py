@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 pytestmark = pytest.mark.usefixtures("reader")
 
 
-def done_of(said: str) -> str:
+def done_of(said):
     return next(line for line in said.splitlines() if "checkpoints done" in line)
 
 
