@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 def text(page: str) -> str:
     """A page as it is."""
-    return ROOT.joinpath(page).read_text(encoding="utf-8")
+    return ROOT.joinpath(page).read_text()
 
 
 def blocks(page: str, *languages: str) -> list[Block]:

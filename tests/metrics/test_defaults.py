@@ -198,12 +198,7 @@ METRICS = {
 @pytest.fixture(scope="module")
 def documented():
     """Formula and example of each metric in the table of the documentation."""
-    text = (
-        Path(__file__)
-        .parents[2]
-        .joinpath("docs", "how-to", "large-models.md")
-        .read_text(encoding="utf-8")
-    )
+    text = Path(__file__).parents[2].joinpath("docs", "how-to", "large-models.md").read_text()
     rows = re.findall(
         r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE
     )

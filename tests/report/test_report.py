@@ -38,7 +38,7 @@ def golden(page):
 
 
 def test_the_page_of_a_sweep_says_and_draws_what_it_did(page):
-    assert golden(page) == GOLDEN.read_text(encoding="utf-8")
+    assert golden(page) == GOLDEN.read_text()
     files = {path.name for path in (page.folder / "figures").iterdir()}
     assert files == {f"{name}.{end}" for name in page.figures for end in ("png", "svg", "csv")}
     assert len(page.all("img")) == len(page.figures)

@@ -32,7 +32,7 @@ def faults(source):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "research").rglob("*.py")), ids=lambda p: p.stem)
 def test_research_imports_public_names_only(path):
-    source = path.read_text(encoding="utf-8")
+    source = path.read_text()
     assert faults(source) == []
     assert "from benchmarks" not in source
     assert "import benchmarks" not in source

@@ -1,9 +1,14 @@
 """A sweep with its settings as keywords."""
 
+from pathlib import Path
 from typing import Any
 
-import embedgeo.sweep
+from embedgeo.sweep import SweepSettings, sweep as swept
 
 
-def sweep(model: str | list[str], **options: Any) -> int:
-    return embedgeo.sweep.sweep(embedgeo.sweep.SweepSettings(model, **options))
+def sweep(model: str | Path | list[str], **options: Any) -> int:
+    """Paths may be given for strings."""
+    given = {"model": model, **options}
+    return swept(
+        SweepSettings(**{k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
+    )

@@ -36,7 +36,7 @@ def test_a_folder_saved_by_save_pretrained_is_a_final_model(tmp_path, options):
     made.save_pretrained(run)
     tokenizer = tokenizer_of(tokenizer_files("bert"))
     tokenizer.save_pretrained(run)
-    assert sweep(str(run), **options) == 0
+    assert sweep(run, **options) == 0
     folder = SweepFolder(options["out"])
     assert folder.done() == {"my-bert"}
     facts = folder.facts("my-bert")
@@ -68,7 +68,7 @@ def test_a_repository_without_steps_is_its_main(hub, options, capsys):
     with pytest.raises(
         ValueError, match="steps must name steps of which there is a checkpoint; got 512"
     ):
-        sweep(REPOSITORY, **{**options, "out": options["out"] + "2"}, steps="512")
+        sweep(REPOSITORY, **{**options, "out": f"{options['out']}2"}, steps="512")
 
 
 @pytest.mark.usefixtures("reader")

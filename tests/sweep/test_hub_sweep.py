@@ -138,7 +138,7 @@ def test_a_plan_and_a_check_download_nothing(run, hub, options, capsys):
     said = capsys.readouterr().out
     assert "duplicate of step0" in said
     assert "4 checkpoints" in said
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
     assert check(REPOSITORY) == 1
     assert "same weights: step0, step1" in capsys.readouterr().out
     assert check(REPOSITORY, steps="0,2,10") == 0
@@ -156,7 +156,7 @@ def test_a_file_that_two_checkpoints_share_is_pointed_out(hub, options, capsys):
     for _ in range(2):  # then from what the folder says
         assert sweep(REPOSITORY, **options) == 0
         assert f"shared: step1, step2 have the same {name}" in capsys.readouterr().out
-    (run,) = read_runs([Path(options["out"])])
+    (run,) = read_runs([options["out"]])
     (flag,) = [flag for flag in flags(run) if flag.title == "Shared weight files"]
     assert flag.details == [f"{name}: step1, step2"]
 

@@ -129,10 +129,9 @@ def test_presets_are_planned(hub, tmp_path, monkeypatch):
 
 
 def test_the_array_example_sweeps_into_the_folder_that_is_named(tmp_path, options):
-    model = str(local_run(tmp_path / "run", steps=(1, 2)))
-    (tmp_path / "config.yaml").write_text(
-        json.dumps({**options, "model": model, "text": [options["text"]]})
-    )
+    model = local_run(tmp_path / "run", steps=(1, 2))
+    asked = {**options, "model": model, "text": [options["text"]]}
+    (tmp_path / "config.yaml").write_text(json.dumps(asked, default=str))
     command = tmp_path / "bin" / "embedgeo"  # in its place: what it is called with
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

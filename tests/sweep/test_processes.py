@@ -70,7 +70,6 @@ def results(out):
     """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a
     tag and step.
     """
-    out = Path(out)
     (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     values = {}
@@ -100,7 +99,7 @@ def test_killed_at_random_moments_or_shared_by_processes_a_sweep_ends_with_the_s
         files = checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0)
         commits.append(hub.add(REPOSITORY, f"step{step}", files))
     options |= dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
-    alone, killed, shared = ({**options, "out": str(tmp_path / name)} for name in "abc")
+    alone, killed, shared = ({**options, "out": tmp_path / name} for name in "abc")
     begun = time.monotonic()
     statuses, said = forked({"args": command(REPOSITORY, alone)})
     longest = (time.monotonic() - begun) * min(1, 3 / NUM_KILLS)

@@ -53,7 +53,6 @@ def on(cluster, **more):
 
 def files(out):
     """Bytes of what a sweep has written, and the reasons of failures."""
-    out = Path(out)
     assert not any(path.name.startswith(".") for path in out.rglob("*"))
     tables = [path for kind in ("tokens", "spectra") for path in (out / kind).glob("*")]
     paths = [*(out / "checkpoints").iterdir(), *tables, *(out / "failed").glob("*")]
@@ -88,7 +87,7 @@ def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
     ):
         with pytest.raises(ValueError, match=why):
             sweep(REPOSITORY, **options, **on(cluster, **more))
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
 
 
 def interrupt(options, cluster):
@@ -117,8 +116,8 @@ def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_l
     cluster, hub, run, options, tmp_path, capsys
 ):
     options |= {"token_tables": True, "spectrum": True}
-    local = {**options, "out": str(tmp_path / "local")}
-    failed = Path(options["out"]) / "failed" / "step2.txt"
+    local = {**options, "out": tmp_path / "local"}
+    failed = options["out"] / "failed" / "step2.txt"
     assert sweep(REPOSITORY, **local) == 3
     hub.fail(WEIGHTS, run[2], "stall")
     interrupt(options, cluster)
@@ -163,8 +162,8 @@ def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
     with pytest.raises(
         OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
     ):
-        sweep(str(local_run(tmp_path / "run")), **options, on="ray", ray_address="127.0.0.1:1")
-    assert not Path(options["out"]).exists()
+        sweep(local_run(tmp_path / "run"), **options, on="ray", ray_address="127.0.0.1:1")
+    assert not options["out"].exists()
 
 
 def test_rays_launcher_accepts_the_cluster():

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import warnings
 from contextlib import ExitStack
 
 import pandas as pd
@@ -18,6 +17,7 @@ from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop
 from tests.training.runs import (
     UserError,
+    all_warnings,
     assert_same_values,
     by_step,
     moments,
@@ -53,8 +53,7 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     logged = {}
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, log=logged.__setitem__, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 model(**batch)
@@ -70,8 +69,7 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
 def test_a_model_that_another_one_is_trained_for_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 (model if step == 0 else copy.deepcopy(model))(**batch)

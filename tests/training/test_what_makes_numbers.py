@@ -45,8 +45,8 @@ def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, capsys):
     made = deepcopy(model(1))  # which other tests share
     made.gpt_neox.embed_in.weight.data[huge] *= 100
     write_files(tmp_path / "run" / "step1", saved_files(made.save_pretrained) | files)
-    options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 128}
-    sweep(str(tmp_path / "run"), out=str(tmp_path / "out"), **options)
+    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 128}
+    sweep(tmp_path / "run", out=tmp_path / "out", **options)
     said = capsys.readouterr().out
     assert "without 1 massive row of 128 (tokens " in said
     assert "--skip-massive" in said
