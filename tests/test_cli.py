@@ -12,14 +12,14 @@ from embedgeo.sweep import SweepSettings
 
 
 def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
-    capsys,
+    printed,
 ):
     named = {field.name for field in dataclasses.fields(SweepSettings) if "_" in field.name}
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0
-        text = " ".join(capsys.readouterr().out.split())
+        text = " ".join(printed().split())
         assert "`" not in text
         if command == "sweep":
             assert "a sequence of --seq-len tokens" in text
@@ -123,12 +123,12 @@ def test_the_options_that_a_command_prints_can_be_its_configuration(
     command,
     tmp_path,
     monkeypatch,
-    capsys,
+    printed,
 ):
     arguments = ["--model", "m"] if command == "sweep" else ["m"]
     with pytest.raises(SystemExit):
         main([command, *arguments, "--print_config"])
-    (tmp_path / "x.yaml").write_text(capsys.readouterr().out)
+    (tmp_path / "x.yaml").write_text(printed())
     seen = []
     monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0

@@ -144,10 +144,10 @@ def test_the_command_prints_the_description(capsys, monkeypatch, tmp_path):
         assert said in capsys.readouterr().err
 
 
-def test_a_repository_is_described_without_its_weights(hub, tmp_path, capsys):  # noqa: F811
+def test_a_repository_is_described_without_its_weights(hub, tmp_path, printed):  # noqa: F811
     gpt_neox().config.save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_bytes()
     hub.add("lab/tiny", "main", {"config.json": config, "model.safetensors": b"never read"})
     assert main(["doctor", "lab/tiny", "--jackknife", "2"]) == 0
-    assert "token ids  gpt_neox.embed_in" in capsys.readouterr().out
+    assert "token ids  gpt_neox.embed_in" in printed()
     assert not hub.downloads(".safetensors")

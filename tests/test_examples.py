@@ -3,17 +3,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.cli import main
 from examples.alarm import Alarm
-
-ROOT = Path(__file__).parent.parent
+from tests.files import ROOT, events_of
 
 
 def run_example(name, *arguments):
@@ -28,9 +25,9 @@ def run_example(name, *arguments):
     )
 
 
-def test_examples_are_listed_each_with_a_line_on_it(capsys):
+def test_examples_are_listed_each_with_a_line_on_it(printed):
     assert main(["examples"]) == 0
-    listed = re.findall(r"^([\w-]+)  +(\S.*)$", capsys.readouterr().out, re.M)
+    listed = re.findall(r"^([\w-]+)  +(\S.*)$", printed(), re.M)
     assert [name for name, _ in listed] == sorted(
         {path.stem for path in (ROOT / "examples").glob("[!.]*.*")}
     )
@@ -93,10 +90,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path):
     said = [line for line in done.stderr.splitlines() if line.startswith("GeometryMonitor: ")]
     assert ["written to" in line for line in said] == [True] + [False] * (len(said) - 1)
     assert said[-1].endswith(f"report {tmp_path / 'pretrain' / 'version_0'}")
-    events = EventAccumulator(
-        str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0}
-    )
-    events.Reload()
+    events = events_of(tmp_path / "pretrain" / "version_0")
     layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
     assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2, 4]

@@ -3,7 +3,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,8 +10,8 @@ import yaml
 import embedgeo
 from embedgeo import extras
 from embedgeo.cli import main
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.files import ROOT
+
 PACKAGE = ROOT / "src" / "embedgeo"
 MODULES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())

@@ -5,12 +5,12 @@ repository does.
 import re
 import tomllib
 from itertools import product
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.files import ROOT
+
 GITHUB = ROOT / ".github"
 WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text()) for path in (GITHUB / "workflows").glob("*.yml")

@@ -10,7 +10,7 @@ return Promise.allSettled(loaded).then(() => true);
 _SCRIPT = Path(__file__).with_name("faults.js").read_text()
 
 
-def faults(browser, page: Path | None = None) -> list[str]:
+def faults(browser, page=None):
     """List what readers of a file, and of all that is folded up in it, would miss, and errors on
     the console; without a file, of the page that is open.
     """

@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 

@@ -10,7 +10,7 @@ from embedgeo.functional import (
 )
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
-from tests.data import assert_values, floats, gaussian, texts, updated
+from tests.data import assert_values, floats, gaussian, texts, updated, wide_dtypes
 
 KEYS = {
     *(
@@ -86,7 +86,7 @@ def labelled(x, ids, sequences, parts=(slice(None),), **options):
     return metric
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_dimensions_and_neighbours_by_label_are_those_of_loops(dtype):
     x, ids, sequences = texts(700, 5, num_sequences=12, mean=3.0)
     x = x.to(dtype)

@@ -35,7 +35,7 @@ FEW = st.floats(0.1, 10)
 
 
 @st.composite
-def records(draw):
+def records(draw: st.DrawFn) -> pd.DataFrame:
     """Values at some steps and layers, some of them missing; perhaps none at all."""
     steps = draw(st.lists(STEPS, min_size=1, max_size=4, unique=True))
     layers = draw(st.lists(LAYERS, min_size=1, max_size=4, unique=True))
@@ -55,7 +55,7 @@ def records(draw):
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def require_page(folder):
+def require_page(folder: Path) -> None:
     with unpainted(is_drawn=True):
         page = write_report([folder])
     assert page.read_text().count("<h1>") == 1
@@ -66,7 +66,7 @@ COLUMNS = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-def fixed(*rows):
+def fixed(*rows: tuple[int, str, str, float]) -> pd.DataFrame:
     """Records of step, layer, metric and value."""
     whole = [(step, layer, i, 4, key, x, 0.1) for i, (step, layer, key, x) in enumerate(rows)]
     return pd.DataFrame(whole, columns=COLUMNS)
@@ -89,7 +89,7 @@ MOST = fixed((0, "block.00", "n", 1e300), (0, "block.00", "effective_rank", 2.0)
 @example(TWO_GAPS)
 @example(SMALLEST)
 @example(MOST)
-def test_a_history(found):
+def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
         types = {
             "step": "int64",
@@ -102,7 +102,7 @@ def test_a_history(found):
         require_page(Path(folder))
 
 
-def test_checkpoints_without_a_number(tmp_path):
+def test_checkpoints_without_a_number(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "Q", "M", "V"))
     sweep = SweepFolder(folder)
     for keep in (None, 0):

@@ -2,11 +2,11 @@
 
 import ast
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 PUBLIC = ("embedgeo", *(f"embedgeo.{name}" for name in ("functional", "metrics", "results")))
 PUBLIC += ("embedgeo.report", "embedgeo.text")
 

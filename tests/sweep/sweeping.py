@@ -1,12 +1,11 @@
 """A sweep with its settings as keywords."""
 
 from pathlib import Path
-from typing import Any
 
 from embedgeo.sweep import SweepSettings, sweep as swept
 
 
-def sweep(model: str | Path | list[str], **options: Any) -> int:
+def sweep(model, **options):
     """Paths may be given for strings."""
     given = {"model": model, **options}
     return swept(

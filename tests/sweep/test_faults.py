@@ -85,7 +85,7 @@ STRIKES = {  # by step: where, what happens there, words of the reason
 
 @pytest.mark.usefixtures("reader")
 def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
-    hub, options, monkeypatch, capsys
+    hub, options, monkeypatch, printed
 ):
     commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(9)]
     # a duplicate of a checkpoint that fails is measured itself
@@ -111,7 +111,7 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     assert done(options) == ["step0", "step10"]
     for step, (_, _, reason) in STRIKES.items():
         assert reason in reasons(options)[f"step{step}"]
-    said = capsys.readouterr().out
+    said = printed()
     assert "2 of 10 checkpoints done" in said
     assert "failed: step1: " in said
     hub.faults.clear()

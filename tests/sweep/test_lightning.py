@@ -57,19 +57,19 @@ def class_of(model):
 
 
 @pytest.mark.slow
-def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
+def test_a_broken_last_file_fails_alone(tmp_path, asked, printed):
     model = Forward()
     for step in (1, 2):
         save(tmp_path / "run" / f"step={step}.ckpt", model, step)
     (tmp_path / "run" / "last.ckpt").write_bytes(b"half of a file")
     assert sweep(tmp_path / "run", **asked, model_class=class_of(model)) == 3
-    out = capsys.readouterr().out
+    out = printed()
     assert "failed: last.ckpt: ValueError: last.ckpt cannot be read: it is damaged" in out
     assert "run the same command again" not in out
     assert set(pd.read_csv(asked["out"] / "metrics.csv")["step"]) == {1, 2}
-    capsys.readouterr()
+    printed()
     assert sweep(tmp_path / "run", **{**asked, "out": f"{asked['out']}3"}, dry_run=True) == 0
-    assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
+    assert printed().splitlines()[0].split()[:2] == ["?", "last.ckpt"]
 
 
 def test_a_loggers_folder_is_looked_into(tmp_path):
@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked,
 
 
 def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(
-    tmp_path, asked, capsys
+    tmp_path, asked, printed
 ):
     model = Forward()
     save(tmp_path / "step=1.ckpt", model, 1)
@@ -165,10 +165,7 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
         sweep(tmp_path / "step=1.ckpt", **asked)
     torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
     assert sweep(tmp_path / "step=2.ckpt", **asked, model_class=class_of(model)) == 3
-    assert (
-        "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by"
-        in capsys.readouterr().out
-    )
+    assert "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by" in printed()
     (tmp_path / "model.txt").write_text("no weights")
     with pytest.raises(
         FileNotFoundError,

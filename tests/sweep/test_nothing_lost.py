@@ -29,7 +29,7 @@ def done_of(said):
 # ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys):
+def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, printed):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(run, **options)
     folder = SweepFolder(options["out"])
@@ -37,14 +37,12 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
     kept = (folder.checkpoints / "step1.parquet").stat().st_mtime_ns
     (run / "step2" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
     os.utime(run / "step2" / WEIGHTS, (1, 1))  # copied with its time, as by cp -p
-    capsys.readouterr()
+    printed()
     assert sweep(run, **options, dry_run=True) == 0
-    assert re.search(
-        r"step2 .* measured with other weights or config.json: to be ", capsys.readouterr().out
-    )
+    assert re.search(r"step2 .* measured with other weights or config.json: to be ", printed())
     assert folder.read("step2").equals(second)
     assert sweep(run, **options) == 0
-    said = capsys.readouterr().out
+    said = printed()
     assert "replaced: step2 was measured before with other weights or config.json; measu" in said
     again = folder.read("step2")
     assert again["weights_sha256"].iloc[0] != second["weights_sha256"].iloc[0]
@@ -52,7 +50,7 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
     assert folder.read("step1").equals(first)
     assert (folder.checkpoints / "step1.parquet").stat().st_mtime_ns == kept
     assert sweep(run, **options) == 0
-    assert "replaced" not in capsys.readouterr().out
+    assert "replaced" not in printed()
     expected = {**options, "out": tmp_path / "expected"}
     sweep(run, **expected)
     assert (options["out"] / "metrics.csv").read_bytes() == (
@@ -80,18 +78,18 @@ def test_a_folder_of_another_run_is_another_model_under_the_same_relative_path(
         sweep("latest/checkpoints", **options)
 
 
-def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
+def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, printed):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(run, **options)
     (run / "step2" / WEIGHTS).write_bytes(b"no weights")
     for _ in range(2):
-        capsys.readouterr()
+        printed()
         assert sweep(run, **options) == 3
-        assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
+        assert done_of(printed()) == "1 of 2 checkpoints done"
 
 
 def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
-    tmp_path, options, capsys
+    tmp_path, options, printed
 ):
     run = local_run(tmp_path / "run", steps=(1,))
     sweep(run, **options)
@@ -104,14 +102,14 @@ def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
     assert not folder.read("step2")["value"].equals(first["value"])
     write_files(run / "step1", {"config.json": other["config.json"]})
     write_files(run / "step3", other)
-    capsys.readouterr()
+    printed()
     assert sweep(run, **options) == 0
-    assert "replaced: step1 was" in (said := capsys.readouterr().out)
+    assert "replaced: step1 was" in (said := printed())
     assert done_of(said) == "3 of 3 checkpoints done"
     values = [folder.read(f"step{step}")["value"] for step in (1, 2, 3)]
     assert all(each.equals(values[1]) for each in values)
     assert sweep(run, **options) == 0
-    assert "replaced" not in capsys.readouterr().out
+    assert "replaced" not in printed()
 
 
 # ── damaged files and folders of other versions
@@ -208,7 +206,7 @@ def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
 
 
 def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
-    tmp_path, options, capsys, monkeypatch, hold
+    tmp_path, options, printed, monkeypatch, hold
 ):
     run = local_run(tmp_path / "run", steps=(1,))
     sweep(run, **options)
@@ -225,11 +223,11 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
         other.wait()
 
     monkeypatch.setattr("time.sleep", killed)
-    capsys.readouterr()
+    printed()
     assert sweep(run, **options) == 0
     assert seen == [{"step1", "step8"}]
     assert folder.done() == {"step1", "step2", "step8", "step9"}
-    said = capsys.readouterr().out
+    said = printed()
     assert said.count("another sweep is at work in") == 1
     assert said.count("waiting for another sweep to be through with step2, step9") == 1
     assert done_of(said) == "4 of 4 checkpoints done"

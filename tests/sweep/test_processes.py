@@ -7,16 +7,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.files import ROOT, events_of
 from tests.sweep.forked import ANSWER
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
-ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "2"))  # `make soak` asks for more
 
@@ -71,7 +69,7 @@ def results(out):
     tag and step.
     """
     (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    events = events_of(run)
     values = {}
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]

@@ -154,13 +154,13 @@ def test_texts_that_cannot_be_or_do_not_fit_are_refused(small, tmp_path):
 
 @pytest.mark.usefixtures("reader")
 def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one_is_refused(
-    small, tmp_path, capsys
+    small, tmp_path, printed
 ):
     run = local_run(tmp_path / "run", (1,))
     del small["seq_len"]
     options = {**small, "unit": "sequence"}
     assert sweep(run, **options, out=tmp_path / "default") == 0
-    said = capsys.readouterr().out
+    said = printed()
     assert f"{run} has 64 positions: seq_len is 64 in place of 512" in said
     manifest = json.loads((tmp_path / "default/manifest.json").read_text())
     assert (manifest["asked"]["seq_len"], manifest["text"]["seq_len"]) == (512, 64)

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import pandas as pd
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
+from tests.files import events_of
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop
 from tests.training.runs import (
@@ -154,7 +154,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
             _, monitor = loop(3, every_n_steps=2, log=log, **OPTIONS)
     assert list(values) == [0, 2, 3]
     pd.testing.assert_frame_equal(pd.DataFrame(values), pd.DataFrame(run.rows))
-    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    events = events_of(tmp_path)
     tags = events.Tags()
     assert set(values[0]) <= set(tags["scalars"])
     expected = [row["geometry.V/mean"] for row in values.values()]

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.training.transformers import GeometryCallback
+from tests.files import events_of
 from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
@@ -45,8 +45,7 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
     assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
     assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
     (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
-    sizes = dict.fromkeys(("scalars", "images", "tensors"), 0)
-    events = EventAccumulator(str(folder), size_guidance=sizes).Reload()
+    events = events_of(folder)
     assert [event.step for event in events.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
     layout = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
     for shown in (b"geometry: at a glance", b"held: at a glance", rb"^train/geometry\.M_over_Q\/"):
