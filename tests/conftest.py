@@ -96,6 +96,14 @@ def _unpainted():
         yield
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """The sweep that the documentation reads."""
+    from tests.docs.blocks import sweep_folder
+
+    return sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
+
+
 @pytest.fixture
 def printed(capsys):
     """Gives what has been printed since it was last called."""

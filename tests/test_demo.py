@@ -79,7 +79,7 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
             (out / "old" / "x" / "y").write_text(text)
             (out / "file").write_text(text)
 
-    before = set[str]()
+    before = set()
     write("first")
     (out / "mine").touch()
     before = {"mine"}

@@ -46,11 +46,6 @@ TARGETS = {
 }
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
-
-
 @pytest.fixture
 def undrawn():
     """Monitors draw nothing, which takes most of the time of so short a run."""

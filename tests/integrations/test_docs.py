@@ -13,11 +13,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
-
-
 @pytest.mark.parametrize("page", sorted(blocks.INTEGRATIONS))
 def test_every_python_block_runs(page, results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

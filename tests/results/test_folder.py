@@ -10,13 +10,10 @@ import pytest
 
 from embedgeo.results.folder import SweepFolder, drift_file
 from embedgeo.results.parquet import SCHEMA, write_parquet
+from tests.files import contents
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)
-
-
-def files(folder):
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path):
@@ -27,12 +24,12 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path):
     folder.rebuild()
     own = {step: f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
     kept = {str(others.relative_to(folder.tensorboard))}
-    assert files(folder.tensorboard) == {*own.values()} | kept
+    assert {*contents(folder.tensorboard)} == {*own.values()} | kept
     assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
     (folder.checkpoints / "step1.parquet").unlink()  # whose events go
     folder.rebuild()
-    assert files(folder.tensorboard) == {own[0], own[8]} | kept
+    assert {*contents(folder.tensorboard)} == {own[0], own[8]} | kept
 
 
 def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path):
@@ -114,12 +111,12 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     late = folder.checkpoints / "step8.parquet"
     shutil.move(late, tmp_path / "late.parquet")
     folder.rebuild()
-    assert files(folder.tensorboard) == {
+    assert {*contents(folder.tensorboard)} == {
         f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)
     }
     shutil.move(tmp_path / "late.parquet", late)
     folder.rebuild()
-    assert files(folder.tensorboard) == {
+    assert {*contents(folder.tensorboard)} == {
         *(f"b/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)),
         "a%2F%C3%A4/events.out.tfevents.000000000008.step8",
     }
@@ -147,4 +144,4 @@ def test_another_version_goes_on_where_no_number_is_another(tmp_path):
     message = r"embedgeo 0\.0, has others: definitions was 0, is \d+, rows was None, is 'tokens'\. "
     with pytest.raises(ValueError, match=message):
         SweepFolder(tmp_path).open({"steps": "all", "rows": "tokens"}, {})
-    assert files(tmp_path) == {"manifest.json"}
+    assert {*contents(tmp_path)} == {"manifest.json"}

@@ -112,7 +112,7 @@ def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path):
         for layer, i, key, value in told
     ]
     file = HistoryFile(tmp_path)
-    file.add(records)  # type: ignore[arg-type]  # without a standard error
+    file.add(records)  # without a standard error
     file.close()
     table = load_results(tmp_path)
     found = table.set_index(["layer", "metric"])["value"].to_dict()

@@ -36,7 +36,6 @@ def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder):
         assert (sample.model, sample.revision, sample.step) == ("lab/tiny", "step8", 8)
         assert list(sample.layers) == ["embed", "a/b"]
         rows = sample.layers["a/b"].rows
-        assert rows is not None
         assert rows.equal(LAYERS["a/b"].rows)
         assert sample.layers["a/b"].mean is None
         assert sample.layers["embed"].n == 40

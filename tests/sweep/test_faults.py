@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
-from tests.files import Payload
+from tests.files import Payload, contents
 from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -218,14 +218,14 @@ def test_arguments_that_cannot_be(hub, commits, options):
 @pytest.mark.usefixtures("reader")
 def test_other_settings_into_a_folder_are_refused(hub, commits, options):
     sweep(REPOSITORY, **options)
-    before = {p: p.read_bytes() for p in options["out"].rglob("*") if p.is_file()}
+    before = contents(options["out"])
     assert_refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
     assert_refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
     options["text"].write_text(
         "Other words, as many as are needed to fill a few sequences of tokens. " * 9
     )
     assert_refused("text_sha256 was", REPOSITORY, **options)
-    assert before == {p: p.read_bytes() for p in options["out"].rglob("*") if p.is_file()}
+    assert before == contents(options["out"])
 
 
 def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):

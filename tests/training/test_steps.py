@@ -30,6 +30,10 @@ from tests.training.runs import (
 OPTIONS = {"metrics": moments, "on_error": "raise"}
 
 
+def run_on(monitor, numbers, model):
+    go_on(monitor, numbers, lambda: model(**token_batch()), token_batch())
+
+
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
     options = {"num_steps": 7, "accumulate": 3, "every_n_steps": 4, "window": 2, **OPTIONS}
     _, inside = loop(optimizer_inside=True, **options)
@@ -58,8 +62,8 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
             with monitor.step(step):
                 model(**batch)
             model.gpt_neox.layers[1] = copy.deepcopy(model.gpt_neox.layers[1])
-    assert len(of_monitors(caught)) == 1
-    assert "reached block.01. At step 1 there is no mean over blocks" in of_monitors(caught)[0]
+    (told,) = of_monitors(caught)
+    assert "reached block.01. At step 1 there is no mean over blocks" in told
     found = pd.DataFrame(monitor.history)
     for step in range(3):
         assert ("geometry.V/mean" in logged[step]) == (step == 0)
@@ -120,17 +124,17 @@ def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
 def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
     monitor = StepMonitor(model := gpt_neox(), 2, **OPTIONS)
     for step, measured in enumerate(([], [0], [0], [0, 2])):
-        go_on(monitor, [step], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [step], model)
         assert steps(monitor) == measured
     other = torch.nn.Linear(2, 2)
-    go_on(monitor, [4], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [4], model)
     torch.optim.SGD(other.parameters()).step()
     assert steps(monitor) == [0, 2]
     monitor.close(step=4)
     assert steps(monitor) == [0, 2, 4]
     assert hooks(model) == 0
     with pytest.warns(UserWarning, match="step after close measures nothing"):
-        go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [6], model)
     monitor.close()
     assert steps(monitor) == [0, 2, 4]
 
@@ -214,21 +218,21 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
 
 def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path):
     monitor = StepMonitor(model := gpt_neox(), 2, window=2, folder=tmp_path, metrics=moments)
-    go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+    run_on(monitor, range(5), model)
     with pytest.warns(
         UserWarning,
         match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on",
     ) as caught:
-        go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+        run_on(monitor, range(5), model)
     monitor.close()
     (reason,) = [str(each.message) for each in caught]
     assert "\n" not in reason
     assert n_at(monitor) == {0: 96, 2: 96, 4: 48}
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
     monitor = StepMonitor(model, 2, **OPTIONS)
-    go_on(monitor, [2], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [2], model)
     with pytest.raises(ValueError, match="got 1 after 2"):
-        go_on(monitor, [1], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [1], model)
     assert steps(monitor) == [2]
     assert hooks(model) == 0
 

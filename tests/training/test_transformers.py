@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,7 +9,7 @@ import torch
 import transformers as hf
 
 from embedgeo.training.transformers import GeometryCallback
-from tests.files import events_of
+from tests.files import ROOT, events_of
 from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
@@ -78,7 +77,7 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
         callback = GeometryCallback(1, metrics=moments)
         hf_trainer({str(tmp_path)!r}, callback, kind=StopsAfterIt).train()
     """
-    options = {"cwd": Path(__file__).parents[2], "capture_output": True, "text": True}
+    options = {"cwd": ROOT, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", code], check=False, **options)
     assert "ZeroDivisionError: in the user's code" in done.stderr
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
