@@ -1,9 +1,7 @@
-"""What is in a folder, and a pickle that does harm."""
+"""The folder of the repository, what is in a folder, and a pickle that does harm."""
 
 import os
 from pathlib import Path
-
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +17,8 @@ def contents(folder):
 
 def events_of(folder):
     """What TensorBoard shows of a run, all of it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     sizes = dict.fromkeys(("scalars", "images", "tensors"), 0)
     return EventAccumulator(str(folder), size_guidance=sizes).Reload()
 
