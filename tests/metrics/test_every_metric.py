@@ -25,6 +25,7 @@ from tests.data import (
     texts,
     token_rows,
     updated,
+    wide_dtypes,
 )
 
 REPRESENTATIVE = {
@@ -316,7 +317,7 @@ ONE_ROW = OF_POINTS | {
 
 
 @LISTED_KIND
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
     x = gaussian(1, DIM, seed=4).to(dtype)
     # in float64 the means of parts differ in the last digit

@@ -11,7 +11,7 @@ from embedgeo import observe
 from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.rows import select_rows
 from embedgeo.metrics import NextTokenGeometry, TokenMoments
-from tests.data import all_nan, assert_values, floats, gaussian, texts
+from tests.data import all_nan, assert_values, floats, gaussian, texts, wide_dtypes
 from tests.models import gpt_neox, token_batch
 from tests.references import token_loop, token_values, unbiased_values
 
@@ -88,7 +88,7 @@ def updated(metric, x, ids, sequences):
     return metric
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@wide_dtypes
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 def test_values_are_those_of_loops(dtype, mean):
     x, ids, sequences = compact(*texts(N, DIM, mean=mean))

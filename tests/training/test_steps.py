@@ -3,22 +3,22 @@
 import copy
 import gc
 import pickle
-import warnings
 from contextlib import ExitStack
 
 import pandas as pd
 import pytest
 import torch
 from lightning.fabric import Fabric
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
+from tests.files import events_of
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop
 from tests.training.runs import (
     UserError,
+    all_warnings,
     assert_same_values,
     by_step,
     moments,
@@ -29,6 +29,10 @@ from tests.training.runs import (
 )
 
 OPTIONS = {"metrics": moments, "on_error": "raise"}
+
+
+def run_on(monitor, numbers, model):
+    go_on(monitor, numbers, lambda: model(**token_batch()), token_batch())
 
 
 @pytest.mark.parametrize("make", [gpt_neox, NanoGPT])
@@ -69,14 +73,13 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     logged = {}
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, log=logged.__setitem__, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 model(**batch)
             model.gpt_neox.layers[1] = copy.deepcopy(model.gpt_neox.layers[1])
-    assert len(of_monitors(caught)) == 1
-    assert "reached block.01. At step 1 there is no mean over blocks" in of_monitors(caught)[0]
+    (told,) = of_monitors(caught)
+    assert "reached block.01. At step 1 there is no mean over blocks" in told
     found = pd.DataFrame(monitor.history)
     for step in range(3):
         assert ("geometry.V/mean" in logged[step]) == (step == 0)
@@ -106,8 +109,7 @@ def test_a_step_inside_another_one_is_refused():
 def test_a_model_that_another_one_is_trained_for_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 (model if step == 0 else copy.deepcopy(model))(**batch)
@@ -184,17 +186,17 @@ def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
 def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
     monitor = StepMonitor(model := gpt_neox(), 2, **OPTIONS)
     for step, measured in enumerate(([], [0], [0], [0, 2])):
-        go_on(monitor, [step], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [step], model)
         assert steps(monitor) == measured
     other = torch.nn.Linear(2, 2)
-    go_on(monitor, [4], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [4], model)
     torch.optim.SGD(other.parameters()).step()
     assert steps(monitor) == [0, 2]
     monitor.close(step=4)
     assert steps(monitor) == [0, 2, 4]
     assert hooks(model) == 0
     with pytest.warns(UserWarning, match="step after close measures nothing"):
-        go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [6], model)
     monitor.close()
     assert steps(monitor) == [0, 2, 4]
 
@@ -218,7 +220,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
             _, monitor = loop(3, every_n_steps=2, log=log, **OPTIONS)
     assert list(values) == [0, 2, 3]
     pd.testing.assert_frame_equal(pd.DataFrame(values), pd.DataFrame(run.rows))
-    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    events = events_of(tmp_path)
     tags = events.Tags()
     assert set(values[0]) <= set(tags["scalars"])
     expected = [row["geometry.V/mean"] for row in values.values()]
@@ -278,21 +280,21 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
 
 def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path):
     monitor = StepMonitor(model := gpt_neox(), 2, window=2, folder=tmp_path, metrics=moments)
-    go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+    run_on(monitor, range(5), model)
     with pytest.warns(
         UserWarning,
         match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on",
     ) as caught:
-        go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+        run_on(monitor, range(5), model)
     monitor.close()
     (reason,) = [str(each.message) for each in caught]
     assert "\n" not in reason
     assert n_at(monitor) == {0: 96, 2: 96, 4: 48}
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
     monitor = StepMonitor(model, 2, **OPTIONS)
-    go_on(monitor, [2], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [2], model)
     with pytest.raises(ValueError, match="got 1 after 2"):
-        go_on(monitor, [1], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [1], model)
     assert steps(monitor) == [2]
     assert hooks(model) == 0
 
