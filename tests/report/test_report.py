@@ -184,7 +184,7 @@ def test_numbers_that_break_off_are_a_flag_and_those_that_were_never_there_are_n
 
 def test_whatever_ends_it_the_earlier_report_stays(plain, tmp_path):
     def fails(fault, words):
-        broken = mock.patch("pyarrow.csv.write_csv", side_effect=fault)
+        broken = mock.patch("pandas.DataFrame.to_csv", side_effect=fault)
         with broken, pytest.raises(type(fault), match=words):
             report(plain, out=tmp_path / "out", metrics=["M"])
 

@@ -89,8 +89,7 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
 def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, on_error="raise")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 model(**batch)
