@@ -14,10 +14,8 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenSimilarity,
 )
 from embedgeo.metrics.base import metric_classes
 from tests.metrics.own_metric import PositiveShare
@@ -101,8 +99,6 @@ _LISTED: dict[str, Callable[..., Metric]] = {
     "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
     "AfterProcessing": partial(AfterProcessing, sample_size=200),
     "OutlierCoordinates": OutlierCoordinates,
-    "NextTokenGeometry": NextTokenGeometry,
-    "TokenSimilarity": TokenSimilarity,
 }
 """One metric of each kind and with each optional part, of the kinds that tests know more of than
 what all share.

@@ -21,7 +21,7 @@ OPTIONS = {
     "save_samples": True,
     "spectrum": True,
     "after_processing": True,
-    "extra": ["coordinates", "similarity"],
+    "coordinates": True,
     "jackknife": 4,
 }
 """Of the shared sweep."""

@@ -30,7 +30,7 @@ from tests.data import (
 
 REPRESENTATIVE = {
     *("EmbeddingMoments", "TokenMoments", "Anisotropy with all parts", "IntrinsicDimension"),
-    *("OutlierCoordinates", "TokenSimilarity"),
+    "OutlierCoordinates",
 }
 """One kind for each kind of state; the others run with the slow tests."""
 
@@ -52,12 +52,6 @@ LINES = {
     "V_on_M_r2",
     *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")),
 }
-
-SIMILARITIES = (
-    "self_similarity_across_sequences",
-    "different_token_similarity_across_sequences",
-    "within_sequence_similarity",
-)
 
 
 def rows(seed=0):
@@ -303,7 +297,7 @@ def untouched(metric):
         return metric.compute()
 
 
-COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
+COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed"}
 
 OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
 
@@ -312,7 +306,6 @@ ONE_ROW = OF_POINTS | {
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
     *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim", "constant_dims"),
     *("max_abs", "max_abs_first", "max_abs_rest"),
-    *SIMILARITIES,
 }
 
 
@@ -361,7 +354,6 @@ ABOUT_THE_ORIGIN = {
     "Q_t_cv",
     "rankme",
     *LARGEST,
-    *SIMILARITIES,
 } | LINES
 
 PER_AXIS = {

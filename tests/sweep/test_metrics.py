@@ -50,7 +50,7 @@ SOME = {
     "discard_fraction": 0.5,
     "id_batches": 2,
     "anisotropy_batch": 20,
-    "extra": ["similarity", "next_token"],
+    "coordinates": True,
 }
 
 
