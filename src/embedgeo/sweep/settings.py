@@ -57,7 +57,7 @@ class SweepSettings:
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
             if they have one, the same files in all; else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
-            cut into sequences, or a row for each.
+            cut into sequences, or a row for each, without padding and cut to ``seq_len``.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model

@@ -10,7 +10,7 @@ from functools import partial
 from inspect import signature
 from itertools import tee
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -329,6 +329,7 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
             raise TypeError(f"it has numbers of {ids.dtype}, shape {ids.shape}")
         length = min(settings.length, ids.shape[-1])
+        is_cut = ids.ndim == 2 and length < ids.shape[1]
         num_sequences = min(ids.size, settings.num_tokens) // max(1, length)
         if ids.ndim == 1:
             ids = ids[: num_sequences * length].reshape(-1, length)
@@ -339,6 +340,7 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         ids.flatten(),
         torch.full((len(ids),), length),
         token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
+        num_cut=len(ids) if is_cut else 0,
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         text_sha256=hashed_file(path).digest,
@@ -370,6 +372,8 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, text.token_ids)
     network = measured_model(model)
+    if settings.tokens is not None:
+        _require_no_padding(network, text)
     takes_mask = (
         isinstance(network, PreTrainedModel)
         and "attention_mask" in signature(network.forward).parameters
@@ -391,6 +395,22 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
         )
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])
+
+
+def _require_no_padding(network: Any, text: ProbeText) -> None:
+    """Check that rows of given tokens are not padded, of which the model would not be told."""
+    pad = getattr(getattr(network, "config", None), "pad_token_id", None)
+    is_pad = text.token_ids.view(len(text.lengths), -1) == (-1 if pad is None else pad)
+    padded = is_pad[:, :2].all(1)
+    # those before them do not see them at the end
+    if pad not in text.ignore_token_ids or loading.is_encoder_model(network):
+        padded |= is_pad[:, -2:].all(1)
+    if (num_padded := int(padded.sum())) > 1:
+        raise ValueError(
+            f"rows of tokens must not be padded; {num_padded} begin or end in the model's "
+            f"pad_token_id, {pad}. Give rows without padding. Where it is at their ends, and the "
+            f"model reads left to right, --ignore-token-ids {pad} is enough; the loss counts it."
+        )
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
