@@ -122,8 +122,10 @@ class SweepSettings:
             measured; if false, download into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
         model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``; of
-            state dicts a function or class that makes the model, as ``package.module:make``.
-        trust_remote_code: run code that comes with a repository.
+            state dicts a function or class that makes the model, as ``package.module:make``. It is
+            refused with folders and repositories.
+        trust_remote_code: ``true`` runs code that comes with a repository or folder, ``false``
+            takes transformers' own class in its place; default: what comes with code is refused.
 
     Raises:
         ValueError: an option of the wrong type or outside its range.
@@ -174,7 +176,7 @@ class SweepSettings:
     evict: bool = True
     dry_run: bool = False
     model_class: str | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "text", "layers", "extra"):

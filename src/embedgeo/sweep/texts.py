@@ -238,7 +238,8 @@ def _first_model(
 
 
 def require_one_side(config: PreTrainedConfig) -> None:
-    """Check that a model is not an encoder and a decoder."""
+    """Check that a model is of text alone, and not an encoder and a decoder."""
+    loading.require_text(config)
     if config.is_encoder_decoder:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
@@ -445,7 +446,7 @@ def find_tokenizer(
     tried: list[str] = []
     for name, source in sources.items():
         try:
-            path = _tokenizer_path(source, folder)
+            path = _tokenizer_path(source, folder, settings.trust_remote_code)
             tokenizer = loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{name} ({reason(error)})")
@@ -478,7 +479,7 @@ def _require_one_tokenizer(owners: Sequence[Checkpoint]) -> None:
             )
 
 
-def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
+def _tokenizer_path(source: str | Checkpoint, folder: Path, trust_remote_code: bool | None) -> Path:
     """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched
     into ``folder``.
     """
@@ -490,7 +491,7 @@ def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
         raise FileNotFoundError(f"{source} has no branch main")
     if not _has_vocabulary(hub.list_files(source, commit)):
         raise FileNotFoundError("it has no files of a tokenizer")
-    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder)
+    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder, with_code=trust_remote_code)
 
 
 def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
@@ -503,7 +504,13 @@ def _files(checkpoint: Checkpoint) -> Sequence[StoredFile]:
 
 
 def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:
-    """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into
-    ``folder``.
+    """The checkpoint's own folder or file; of one on the Hub, some of its files, and its code if
+    trusted, fetched into ``folder``.
     """
-    return checkpoint.path or hub.fetch_small(checkpoint.model, checkpoint.commit, names, folder)
+    return checkpoint.path or hub.fetch_small(
+        checkpoint.model,
+        checkpoint.commit,
+        names,
+        folder,
+        with_code=checkpoint.trust_remote_code,
+    )
