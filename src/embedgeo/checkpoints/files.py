@@ -90,7 +90,7 @@ class Contents:
 
     # in one format, sorted by name, with their index if there is one
     weights: tuple[StoredFile, ...]
-    others: tuple[StoredFile, ...] = ()  # ``config.json`` and the tokenizer's files
+    others: tuple[StoredFile, ...] = ()  # ``config.json``, the tokenizer's files, trusted code
 
     @property
     def sha256(self) -> str:
