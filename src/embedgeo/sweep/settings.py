@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed
 
 SPECIAL = "special"  # in place of the ids of a tokenizer's special tokens
 _DEFAULT_SEQ_LEN = 512
@@ -101,8 +100,8 @@ class SweepSettings:
             removal of the top directions (`embedgeo.AfterProcessing`).
         removed_directions: how many of the top directions are removed by ``after_processing``
             (default: 3), each number by itself: ``1,5``.
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas
-            between them or as a list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
+        coordinates: also measure kurtosis and the largest entries of coordinates
+            (`embedgeo.OutlierCoordinates`), and write ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
             there are none. Also writes ``jackknife/<name>.parquet``, from which the report has the
             errors of changes between checkpoints.
@@ -165,7 +164,7 @@ class SweepSettings:
     token_tables: bool = False
     after_processing: bool = False
     removed_directions: Sequence[int] = ()
-    extra: str | list[str] | tuple[()] = ()
+    coordinates: bool = False
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
@@ -179,12 +178,10 @@ class SweepSettings:
     trust_remote_code: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "text", "layers", "extra"):
+        for name in ("model", "text", "layers"):
             value: Any = getattr(self, name)
             listed = value if isinstance(value, list | tuple) else [value]
-            if not all(isinstance(each, str) for each in listed) or not (
-                listed or name in ("text", "extra")
-            ):
+            if not all(isinstance(each, str) for each in listed) or not (listed or name == "text"):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         for option in fields(self):
             choices = choices_of(option.type)
@@ -255,13 +252,9 @@ class SweepSettings:
                 f"count_range and token_tables need token types; --rows {self.rows} has none. "
                 "Take other rows."
             )
-        if self.types == "string" and (
-            self.rows in ("mean", "words") or "next_token" in self.extra_names
-        ):
+        if self.types == "string" and self.rows in ("mean", "words"):
             raise ValueError(
-                f"types string needs rows that are tokens, and no next_token, which goes by ids; "
-                f"got rows {self.rows} "
-                f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
+                f"types string needs rows that are tokens; got rows {self.rows}. Leave it out."
             )
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(
@@ -318,7 +311,7 @@ class SweepSettings:
         kinds = ["tokens"] if self.token_tables else []
         kinds += ["spectra"] if self.spectrum else []
         kinds += ["jackknife"] if self.jackknife else []
-        return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds
+        return [*kinds, "coordinates"] if self.coordinates else kinds
 
     @property
     def layer_patterns(self) -> str | list[str]:
@@ -330,12 +323,6 @@ class SweepSettings:
             pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)
         ]
         return patterns if len(patterns) > 1 else patterns[0]
-
-    @property
-    def extra_names(self) -> list[str]:
-        """The names in ``extra``."""
-        entries = [self.extra] if isinstance(self.extra, str) else self.extra
-        return [name.strip() for entry in entries for name in entry.split(",")]
 
     @property
     def folder(self) -> Path:
@@ -352,7 +339,6 @@ class SweepSettings:
         recorded |= {
             "model": [_seen_from(self.folder, model) for model in self.models],
             "layers": self.layer_patterns,
-            "extra": self.extra_names,
         }
         recorded["seq_len"] = self.length
         recorded["massive"] = massive_times(self.skip_massive, self.massive)
