@@ -313,7 +313,7 @@ def run_doctor(
     seq_len: int | None,
     jackknife: int,
     ranks: int,
-    trust_remote_code: bool,
+    trust_remote_code: bool | None,
 ) -> None:
     """Print what `describe` returns; arguments are the options of ``embedgeo doctor``."""
     with muted_libraries():
@@ -329,7 +329,7 @@ def run_doctor(
     print(described, flush=True)
 
 
-def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
+def _model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
     """The model of a repository or a folder, by its ``config.json`` alone, or that a function
     makes.
     """
@@ -346,6 +346,7 @@ def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
     with tempfile.TemporaryDirectory() as cache:
         if not is_local(source):
             commit = hub.list_revisions(source)["main"]
-            names = ["config.json", *(["*.py"] if trust_remote_code else [])]
-            folder = hub.fetch_small(source, commit, names, Path(cache))
+            folder = hub.fetch_small(
+                source, commit, ["config.json"], Path(cache), with_code=trust_remote_code
+            )
         return described_model(folder, trust_remote_code=trust_remote_code)

@@ -139,7 +139,8 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code runs"),
+        ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code true runs"),
+        ({"architectures": ["Mine"]}, "architectures must name a class of transformers; got Mine"),
         ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible"),
     ],
 )

@@ -56,7 +56,7 @@ class SweepSettings:
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
             if they have one, the same files in all; else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
-            cut into sequences, or a row for each.
+            cut into sequences, or a row for each, without padding and cut to ``seq_len``.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
@@ -121,8 +121,10 @@ class SweepSettings:
             measured; if false, download into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
         model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``; of
-            state dicts a function or class that makes the model, as ``package.module:make``.
-        trust_remote_code: run code that comes with a repository.
+            state dicts a function or class that makes the model, as ``package.module:make``. It is
+            refused with folders and repositories.
+        trust_remote_code: ``true`` runs code that comes with a repository or folder, ``false``
+            takes transformers' own class in its place; default: what comes with code is refused.
 
     Raises:
         ValueError: an option of the wrong type or outside its range.
@@ -173,7 +175,7 @@ class SweepSettings:
     evict: bool = True
     dry_run: bool = False
     model_class: str | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "text", "layers"):
