@@ -69,7 +69,7 @@ def depth_table(
         num_tokens: number of tokens, those before a text among them.
         seq_len: tokens in a sequence; default: as many as the model has positions, at most 512.
     """
-    options = ["--model", str(folder), "--steps", "final", "--extra", "coordinates"]
+    options = ["--model", str(folder), "--steps", "final", "--coordinates", "true"]
     options += ["--num-tokens", str(num_tokens)]
     options += ["--seq-len", str(seq_len)] if seq_len else []
     options += ["--text", json.dumps([*map(str, text)])] if text else []

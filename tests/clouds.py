@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from tests.data import gaussian
+from tests.data import gaussian, generator
 
 
 def manifold(n=200, dim=384, intrinsic=12):
@@ -18,7 +18,7 @@ def clusters(n=320, dim=32):
 
 def circle(n=1500):
     """Neighbours nearer than bfloat16 can tell, and not so near that float32 could not."""
-    angle = 6.28 * torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    angle = 6.28 * torch.rand(n, generator=generator(), dtype=torch.float64)
     return torch.stack((angle.cos(), angle.sin()), dim=1)
 
 
@@ -41,7 +41,7 @@ def shell():
 
 
 def duplicates(n=300, dim=16):
-    return gaussian(n, dim)[torch.randint(0, 100, (n,), generator=torch.Generator().manual_seed(0))]
+    return gaussian(n, dim)[torch.randint(0, 100, (n,), generator=generator())]
 
 
 CLOUDS = {

@@ -1,13 +1,12 @@
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from tests.shared_runs import demo, made_once, reported, swept  # noqa: F401 (fixtures)
+from tests.shared_runs import demo, made_once, swept  # noqa: F401 (fixtures)
 
 # The same examples every time in the ordinary run; `--hypothesis-profile=fuzz` draws new and many
 # more ones for the tests that do not fix their number.
@@ -23,7 +22,7 @@ OF_MAKE = {"build", "dist", "runs", "site"}
 """What other targets write into the repository's folder, perhaps at the same time."""
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish(session):
     """Have the pretended GPU, if a test needs it, before the first backward pass, at which autograd
     counts devices.
     """
@@ -36,7 +35,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Iterator[None]:
+def pytest_runtest_call():
     """Skip a test that compiles where torch refuses to, as 2.9 does on Python 3.14."""
     try:
         return (yield)
@@ -46,20 +45,20 @@ def pytest_runtest_call() -> Iterator[None]:
         raise
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     """Fail if tests have left something behind."""
     if left_behind() and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def left_behind() -> list[str]:
+def left_behind():
     """What tests have written into the repository's folder, where it might be committed; caches
     have dots.
     """
     return sorted(path.name for path in ROOT.glob("[!.]*") if path.name not in BEFORE | OF_MAKE)
 
 
-def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> list[str]:
+def left_out(marked, ignored, reasons):
     """Lines on what a run left out: by its marker and folders, and by the reasons of tests that
     were skipped.
     """
@@ -76,9 +75,7 @@ def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> lis
     ]
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter, config):
     """Say at the end what was left out, a line a cause, and what was left behind."""
     if names := left_behind():
         terminalreporter.section("left behind in the repository's folder")
@@ -91,9 +88,23 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(name="unpainted")
-def _unpainted() -> Iterator[None]:
+def _unpainted():
     """Figures are made, but not painted."""
     from tests.unpainted import unpainted
 
     with unpainted():
         yield
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """The sweep that the documentation reads."""
+    from tests.docs.blocks import sweep_folder
+
+    return sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
+
+
+@pytest.fixture
+def printed(capsys):
+    """Gives what has been printed since it was last called."""
+    return lambda: capsys.readouterr().out

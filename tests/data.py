@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
-from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.capture.units import find_words
@@ -14,36 +14,36 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenSimilarity,
 )
 from embedgeo.metrics.base import metric_classes
 from tests.metrics.own_metric import PositiveShare
 
+wide_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
-def generator(seed: int = 0) -> torch.Generator:
+
+def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def gaussian(n: int, dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def gaussian(n, dim, *, seed=0, dtype=torch.float64):
     return torch.randn(n, dim, generator=generator(seed), dtype=torch.float64).to(dtype)
 
 
-def spectral(n: int, variances, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def spectral(n, variances, *, seed=0, dtype=torch.float64):
     """Rows whose covariance has, in expectation, these eigenvalues along rotated axes."""
     scale = torch.as_tensor(variances, dtype=torch.float64).sqrt()
     axes, _ = torch.linalg.qr(gaussian(len(scale), len(scale), seed=seed + 1))
     return (gaussian(n, len(scale), seed=seed) * scale @ axes.T).to(dtype)
 
 
-def zipf_ids(n: int, *, vocabulary: int = 60, seed: int = 0) -> Tensor:
+def zipf_ids(n, *, vocabulary=60, seed=0):
     weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
     return torch.multinomial(weights, n, replacement=True, generator=generator(seed))
 
 
-def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+def token_rows(n, dim, *, mean=0.0, seed=0):
     """Rows with a mean of their own, and a spread of their own, for each token type; their ids."""
     ids = zipf_ids(n, seed=seed)
     centers = gaussian(60, dim, seed=seed + 1)
@@ -51,9 +51,7 @@ def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[T
     return mean + centers[ids] + spread[ids] * gaussian(n, dim, seed=seed + 3), ids * 1000 + 7
 
 
-def texts(
-    n: int, dim: int, *, num_sequences: int = 20, mean: float = 0.0, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def texts(n, dim, *, num_sequences=20, mean=0.0, seed=0):
     """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids,
     in no order.
     """
@@ -63,11 +61,11 @@ def texts(
     return x + effect[sequences * 60 + ids // 1000], ids, sequences * 10**12 - 5
 
 
-def floats(values) -> dict[str, float]:
+def floats(values):
     return {key: float(value) for key, value in values.items()}
 
 
-def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
+def assert_values(values, expected, *, rtol, atol=0.0):
     """Every expected key is there, a float64 scalar on any device, and within the tolerance; NaN
     equals NaN.
     """
@@ -86,7 +84,7 @@ def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
         )
 
 
-def all_nan(values) -> bool:
+def all_nan(values):
     return all(math.isnan(value) for value in values.values())
 
 
@@ -101,8 +99,6 @@ _LISTED: dict[str, Callable[..., Metric]] = {
     "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
     "AfterProcessing": partial(AfterProcessing, sample_size=200),
     "OutlierCoordinates": OutlierCoordinates,
-    "NextTokenGeometry": NextTokenGeometry,
-    "TokenSimilarity": TokenSimilarity,
 }
 """One metric of each kind and with each optional part, of the kinds that tests know more of than
 what all share.
@@ -121,24 +117,20 @@ _ALL = _LISTED | {kind.__name__: kind for kind in (*OTHER_METRICS, PositiveShare
 KINDS = list(_ALL)
 
 
-def new_metric(kind: str, dim: int = 4, *, seed: int = 0) -> Metric:
+def new_metric(kind, dim=4, *, seed=0):
     """A metric of one of `KINDS`; ``seed`` is that of those that draw rows."""
     draws = kind.startswith(("IntrinsicDimension", "AfterProcessing"))
     return _ALL[kind](dim, **({"seed": seed} if draws else {}))
 
 
-def updated(
-    metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(slice(None),)
-) -> Metric:
+def updated(metric, x, token_ids=None, parts=(slice(None),)):
     """The metric after an update by each part of the rows."""
     for part in parts:
         metric.update(x[part], token_ids=None if token_ids is None else token_ids[part])
     return metric
 
 
-def pool_words(
-    hidden: Tensor, word_ids: Tensor, sequence_ids: Tensor, **options: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def pool_words(hidden, word_ids, sequence_ids, **options):
     """The mean of each word's tokens, its type and its sequence; options are those of
     `find_words`.
     """

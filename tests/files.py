@@ -1,10 +1,12 @@
-"""What is in a folder, and a pickle that does harm."""
+"""The folder of the repository, what is in a folder, and a pickle that does harm."""
 
 import os
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 
-def contents(folder: Path) -> dict[str, bytes]:
+
+def contents(folder):
     """Files in a folder and in those inside it: path -> bytes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -13,11 +15,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+def events_of(folder):
+    """What TensorBoard shows of a run, all of it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sizes = dict.fromkeys(("scalars", "images", "tensors"), 0)
+    return EventAccumulator(str(folder), size_guidance=sizes).Reload()
+
+
 class Payload:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return (os.mkdir, (self.path,))

@@ -154,7 +154,7 @@ FAMILIES = {
 
 
 @cache
-def eval_model(family: str) -> nn.Module:
+def eval_model(family):
     """The family's model in eval mode, built once: it must be left as it is."""
     torch.manual_seed(0)
     return FAMILIES[family].build().eval()

@@ -31,6 +31,10 @@ class Rows(Metric):
         return {"count": torch.tensor(float(sum(map(len, self.rows))))}
 
 
+def kept_rows(dim):
+    return [Rows(dim)]
+
+
 def rows_seen(geometry, layer):
     (metric,) = next(
         each.metrics for each in geometry.measured_layers() if each.name == layer
@@ -43,7 +47,7 @@ def layer_names(model, layers="blocks"):
 
 
 def observed(model, batch, layers="blocks", **options):
-    with observe(model, layers, lambda dim: [Rows(dim)], **options) as geometry, torch.no_grad():
+    with observe(model, layers, kept_rows, **options) as geometry, torch.no_grad():
         model(**batch)
     return geometry
 

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 STANDARD = "-std=c++20"
 
 
-def _compiler() -> str | None:
+def _compiler():
     """The g++ there is, if it works: too old for torch, or a stub that asks for an installation, it
     is none.
     """
@@ -108,7 +107,7 @@ _running = threading.local()
 class _Mode(TorchDispatchMode):
     """Does in one thread what is asked of the pretended device, on the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.is_backward = False
 
@@ -172,7 +171,7 @@ def _map(change, value):
     )
 
 
-def _require_one_device(func, tensors) -> None:
+def _require_one_device(func, tensors):
     """Raise RuntimeError as CUDA does; numbers of the CPU may stand beside tensors of the GPU."""
     may_be_number = torch.Tag.pointwise in func.tags or func.overloadpacket in INDEXING | FILLING
     if func._schema.is_mutable and not isinstance(tensors[0], OnGPU):
@@ -195,7 +194,7 @@ def _compute(func, args, kwargs):
 
 
 @cache
-def load_guard() -> None:
+def load_guard():
     """Compile and load the `GUARD`, once a process, in which it stays; before the first backward
     pass.
     """
@@ -220,7 +219,7 @@ def load_guard() -> None:
 
 
 @contextmanager
-def pretended() -> Iterator[None]:
+def pretended():
     """Context in which there is a GPU; modules and tensors go to it by ``.to("cuda")``."""
     load_guard()
     tensor = torch.tensor

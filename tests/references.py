@@ -6,9 +6,13 @@ import numpy as np
 from scipy import stats
 
 
+def wide(x):
+    return np.asarray(x, dtype=np.float64)
+
+
 def row_values(x):
     """Keys of the moments of all rows of ``x``, shape (n, d), each of which is a sequence."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     mean = x.mean(0)
     variance_of_dim = ((x - mean) ** 2).mean(0)
     norms = np.array([np.sqrt((row**2).sum()) for row in x])
@@ -38,7 +42,7 @@ def row_values(x):
 
 def token_loop(x, token_ids):
     """The paper's Algorithm 1: n, mean and V of every token type, one type after the other."""
-    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    x, token_ids = wide(x), np.asarray(token_ids)
     table = {}
     for token_id in sorted(set(token_ids.tolist())):
         rows = x[token_ids == token_id]
@@ -49,7 +53,7 @@ def token_loop(x, token_ids):
 
 def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     """Keys that need token ids, over all rows given, apart from the unbiased split."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     table = token_loop(x, token_ids)
     n, mean = len(x), x.mean(0)
     v = ((x - mean) ** 2).sum(1).mean()
@@ -83,7 +87,7 @@ def within_by_pairs(x, token_ids, sequence_ids=None):
     """The within-token variance from all pairs of occurrences in different sequences, one pair
     after the other.
     """
-    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    x, token_ids = wide(x), np.asarray(token_ids)
     sequence_ids = np.arange(len(x)) if sequence_ids is None else np.asarray(sequence_ids)
     if len(set(sequence_ids.tolist())) == 1:
         sequence_ids = np.arange(len(x))
@@ -105,7 +109,7 @@ def within_by_pairs(x, token_ids, sequence_ids=None):
 
 def unbiased_values(x, token_ids, sequence_ids=None, within=None):
     """The estimate of V_W, what is left of V beside it, and the fraction."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     within = within_by_pairs(x, token_ids, sequence_ids) if within is None else within
     between = ((x - x.mean(0)) ** 2).sum(1).mean() - within * (len(x) - 1) / len(x)
     return {
@@ -122,7 +126,7 @@ def context_values(x, token_ids, sequence_ids, seen_in=None):
     ``seen_in`` has the number of sequences of each type by which types are alike; default: those
     given.
     """
-    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    x, token_ids = wide(x), np.asarray(token_ids)
     sequence_ids = np.asarray(sequence_ids)
     squares, pairs, sequences = {}, {}, {}
     for token_id in set(token_ids.tolist()):
@@ -168,14 +172,14 @@ def in_count_range(token_ids, count_range):
 
 def variances(x):
     """Eigenvalues of the covariance, descending, from the singular values of the centred rows."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     singular = np.linalg.svd(x - x.mean(0), compute_uv=False)
     return np.pad(singular**2, (0, max(0, x.shape[1] - len(singular)))) / len(x)
 
 
 def spectrum(x):
     """Keys of the covariance spectrum of the rows of ``x``, apart from the Gaussian baseline."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     values = variances(x)
     singular = np.sqrt(values)
     varying = x[:, x.std(0) > 1e-12 * np.abs(x).max()]
@@ -217,7 +221,7 @@ def alpha_req(x, window=(11, 99)):
 
 def isoscore(x):
     """Rudman et al. 2022, Algorithm 1, step by step (their n is the dimension)."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     n = x.shape[1]
     _, axes = np.linalg.eigh(np.cov(x.T))
     reoriented = (x - x.mean(0)) @ axes
@@ -232,7 +236,7 @@ def outliers(x, is_first):
     """Keys of outlier coordinates and massive activations of all rows, of the first ones of
     sequences, and the rest.
     """
-    x, is_first = np.asarray(x, dtype=np.float64), np.asarray(is_first)
+    x, is_first = wide(x), np.asarray(is_first)
     values = {}
     for suffix, rows in {"": x, "_first": x[is_first], "_rest": x[~is_first]}.items():
         spread = rows.std(0) > 1e-12 * np.abs(rows).max(0, initial=0)
@@ -259,7 +263,7 @@ def outliers(x, is_first):
 
 def coordinate_shares(x):
     """What each coordinate holds, from all pairs of rows, one pair after the other."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     mean, variance = x.mean(0), x.var(0)
     units = [row / np.linalg.norm(row) for row in x if row.any()]
     cosine = sum(one * other for one in units for other in units) / len(units) ** 2
@@ -274,7 +278,7 @@ def coordinate_shares(x):
 
 def nearest(x, k):
     """Distances to the k nearest other rows, from all differences."""
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     found = np.full((len(x), k), np.nan)
     for i, row in enumerate(x):
         distances = np.sqrt(((x - row) ** 2).sum(1))
@@ -302,7 +306,7 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
     """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the
     other.
     """
-    x = np.asarray(x, dtype=np.float64)
+    x = wide(x)
     token_ids, sequence_ids, order = (np.asarray(each) for each in (token_ids, sequence_ids, order))
     distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
     np.fill_diagonal(distances, np.inf)

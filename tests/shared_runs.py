@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ OPTIONS = {
     "save_samples": True,
     "spectrum": True,
     "after_processing": True,
-    "extra": ["coordinates", "similarity"],
+    "coordinates": True,
     "jackknife": 4,
 }
 """Of the shared sweep."""
@@ -30,7 +29,7 @@ DEMO_STEPS = [0, 1, 2]
 DEMO = {
     "max_steps": 2,
     "every_n_steps": 4,
-    "num_layers": 2,
+    "num_layers": 1,
     "hidden_size": 32,
     "vocab_size": 512,
     "seq_len": 64,
@@ -39,7 +38,7 @@ DEMO = {
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def made_once(tmp_path_factory):
     """Returns the folder of a name, which is made by a function of it unless another process of
     the session has made it.
     """
@@ -47,7 +46,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
 
-    def made(name: str, make: Callable[[Path], object]) -> Path:
+    def made(name, make):
         folder, is_made = base / name, base / f"{name}.made"
         with (base / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,16 +60,16 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def swept(made_once: Callable[..., Path]) -> Path:
-    """The folder of a sweep with all tables over steps 0, 1, 2, 8, and 9, which has the weights of
+def swept(made_once):
+    """The folder of a sweep with all tables over steps 0, 2, 8, and 9, which has the weights of
     step 8; and what `embedgeo drift` adds.
     """
     from embedgeo.cli import drift
     from embedgeo.sweep import SweepSettings, sweep
     from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 
-    def make(folder: Path) -> None:
-        run = local_run(folder / "run")
+    def make(folder):
+        run = local_run(folder / "run", (0, 2, 8))
         write_files(run / "step9", checkpoint_files(8))
         (folder / "text.txt").write_text("\n".join(TEXT * 8))
         asked = {**OPTIONS, "text": str(folder / "text.txt"), "out": str(folder / "out")}
@@ -78,17 +77,6 @@ def swept(made_once: Callable[..., Path]) -> Path:
         drift(folder / "out")
 
     return made_once("swept", make) / "out"
-
-
-@pytest.fixture(scope="session")
-def reported(made_once: Callable[..., Path], swept: Path) -> Path:
-    """The report of the shared sweep: index.html, metrics.csv, figures and tables."""
-    from embedgeo.report import write_report
-
-    def make(folder: Path) -> Path:
-        return write_report([swept], out=folder / "out")
-
-    return made_once("reported", make) / "out"
 
 
 class Demo(NamedTuple):
@@ -99,12 +87,12 @@ class Demo(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def demo(made_once: Callable[..., Path]) -> Demo:
+def demo(made_once):
     """A tiny demo by the console script with a configuration file: a training run with a monitor,
     its sweep in ``sweep`` and the report of that in ``sweep/report``.
     """
 
-    def make(folder: Path) -> None:
+    def make(folder):
         (folder / "tiny.yaml").write_text("".join(f"{key}: {DEMO[key]}\n" for key in DEMO))
         script = Path(sys.executable).with_name("embedgeo")
         done = subprocess.run(

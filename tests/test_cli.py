@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +12,14 @@ from embedgeo.sweep import SweepSettings
 
 
 def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    printed,
+):
     named = {field.name for field in dataclasses.fields(SweepSettings) if "_" in field.name}
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0
-        text = " ".join(capsys.readouterr().out.split())
+        text = " ".join(printed().split())
         assert "`" not in text
         if command == "sweep":
             assert "a sequence of --seq-len tokens" in text
@@ -31,7 +30,7 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
             assert "embedgeo-demo.json" in text
 
 
-def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() -> None:
+def test_help_and_wrong_options_are_answered_without_importing_anything_heavy():
     imported = imported_by(
         ["--help"],
         ["--version"],
@@ -46,7 +45,7 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() 
     assert not imported & heavy
 
 
-def imported_by(*commands: list[str]) -> set[str]:
+def imported_by(*commands):
     """The packages that commands import, one after the other."""
     code = "\n".join(
         (
@@ -68,9 +67,7 @@ def imported_by(*commands: list[str]) -> set[str]:
     return set(done.stdout.rpartition("imported:")[2].split())
 
 
-def test_an_option_of_several_values_can_be_given_in_every_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_of_several_values_can_be_given_in_every_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("text: c\n")
     for given, expected in (
@@ -86,17 +83,15 @@ def test_an_option_of_several_values_can_be_given_in_every_way(
         assert (settings.text, settings.models) == (expected, ["m"])
 
 
-def sweep_settings(monkeypatch: pytest.MonkeyPatch, *given: str) -> SweepSettings:
+def sweep_settings(monkeypatch, *given):
     """What ``embedgeo sweep`` is run with."""
-    seen: list[SweepSettings] = []
+    seen = []
     monkeypatch.setitem(COMMANDS, "sweep", (seen.append, SweepSettings))
     assert main(["sweep", *given]) == 0
     return seen[0]
 
 
-def test_an_option_of_true_and_false_can_be_given_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_of_true_and_false_can_be_given_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("token_tables: true\n")
     for given, expected in (
@@ -112,8 +107,8 @@ def test_an_option_of_true_and_false_can_be_given_alone(
 
 
 def test_models_and_numbers_can_be_given_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert sweep_settings(monkeypatch, "--model", "a", "b").models == ["a", "b"]
     for given in (["0", "7"], ["0,7"], ["[0, 7]"]):
         assert sweep_settings(
@@ -125,16 +120,16 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
 
 @pytest.mark.parametrize("command", ["sweep", "doctor"])
 def test_the_options_that_a_command_prints_can_be_its_configuration(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command,
+    tmp_path,
+    monkeypatch,
+    printed,
+):
     arguments = ["--model", "m"] if command == "sweep" else ["m"]
     with pytest.raises(SystemExit):
         main([command, *arguments, "--print_config"])
-    (tmp_path / "x.yaml").write_text(capsys.readouterr().out)
-    seen: list[Any] = []
+    (tmp_path / "x.yaml").write_text(printed())
+    seen = []
     monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
     assert (seen[0].layers, seen[0].seq_len) == (seen[1].layers, seen[1].seq_len)

@@ -1,5 +1,4 @@
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +9,7 @@ from embedgeo.demo import DemoSettings
 from embedgeo.demo.run import compare
 from embedgeo.results.files import emptied
 from tests.files import contents
-from tests.shared_runs import DEMO_STEPS, Demo
+from tests.shared_runs import DEMO_STEPS
 
 pytestmark = pytest.mark.slow
 
@@ -18,18 +17,16 @@ NAMES = {f"step{step}" for step in DEMO_STEPS}
 
 
 @pytest.fixture
-def records(demo: Demo) -> pd.DataFrame:
+def records(demo):
     """Those of layers."""
     return pd.read_parquet(demo.out / "history.parquet").query("layer_index >= 0")
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {path.stem for path in folder.iterdir()}
 
 
-def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(
-    demo: Demo, records: pd.DataFrame
-) -> None:
+def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(demo, records):
     for name in ("checkpoints", "history.parquet", "probe.txt"):
         assert str(demo.out / name) in demo.printed
     assert f"tensorboard.main --logdir {demo.out / 'tensorboard'}\n" in demo.printed
@@ -45,7 +42,7 @@ def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(
     assert {"tokens-V-against-M", "mean_cosine_centered-dynamics"} <= figures
 
 
-def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
+def test_numbers_that_differ_are_owned_up_to(records):
     other = records.assign(value=records["value"].where(records.index != records.index[7], 1e3))
     history = records.to_dict("records")
     for offline in (other, records.drop(index=records.index[7])):
@@ -53,9 +50,7 @@ def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(
-    demo: Demo, records: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(demo, records, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(demo.out, out)
     (out / "mine.txt").write_text("not the demo's")
@@ -74,17 +69,17 @@ def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(
     )
 
 
-def test_a_command_removes_only_what_it_wrote_itself(tmp_path: Path) -> None:
+def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
     out = tmp_path / "a" / "b"
 
-    def write(text: str) -> None:
+    def write(text):
         with emptied(out, "thing", ["old", "file"]):
             assert {*contents(out)} == before | {"embedgeo-thing.json"}
             (out / "old" / "x").mkdir(parents=True)
             (out / "old" / "x" / "y").write_text(text)
             (out / "file").write_text(text)
 
-    before = set[str]()
+    before = set()
     write("first")
     (out / "mine").touch()
     before = {"mine"}
@@ -103,7 +98,7 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path: Path) -> None:
     write("fourth")
 
 
-def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path):
     for name in ("demo.yaml", "checkpoints/last.ckpt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -120,6 +115,6 @@ def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path: Path) 
         pass
 
 
-def test_a_setting_that_cannot_be_is_refused_before_a_folder_is_touched() -> None:
+def test_a_setting_that_cannot_be_is_refused_before_a_folder_is_touched():
     with pytest.raises(ValueError, match="max_steps must be more than 0; got 0"):
         DemoSettings(max_steps=0)

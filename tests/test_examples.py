@@ -3,20 +3,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.cli import main
 from examples.alarm import Alarm
+from tests.files import ROOT, events_of
 
-ROOT = Path(__file__).parent.parent
 
-
-def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_example(name, *arguments):
     return subprocess.run(
         [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
         cwd=ROOT,
@@ -28,9 +25,9 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
     )
 
 
-def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_are_listed_each_with_a_line_on_it(printed):
     assert main(["examples"]) == 0
-    listed = re.findall(r"^([\w-]+)  +(\S.*)$", capsys.readouterr().out, re.M)
+    listed = re.findall(r"^([\w-]+)  +(\S.*)$", printed(), re.M)
     assert [name for name, _ in listed] == sorted(
         {path.stem for path in (ROOT / "examples").glob("[!.]*.*")}
     )
@@ -38,8 +35,8 @@ def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixtur
 
 
 def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     names = ["pretrain.py", "pretrain.yaml"]
     (tmp_path / names[1]).write_text("mine")
@@ -58,15 +55,15 @@ def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
 
 
 def test_an_unknown_example_is_answered_with_those_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     assert main(["examples", "plain_lop"]) == 2
     assert "must be one of accelerate_loop, " in (said := capsys.readouterr().err)
     assert said.endswith("got 'plain_lop'. Did you mean plain_loop?\n")
 
 
 @pytest.mark.slow
-def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Path) -> None:
+def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path):
     text = tmp_path / "my.txt"
     text.write_text(
         "\n\n".join(f"Paragraph {i} says that {i} is followed by {i + 1}." for i in range(400))
@@ -93,10 +90,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     said = [line for line in done.stderr.splitlines() if line.startswith("GeometryMonitor: ")]
     assert ["written to" in line for line in said] == [True] + [False] * (len(said) - 1)
     assert said[-1].endswith(f"report {tmp_path / 'pretrain' / 'version_0'}")
-    events = EventAccumulator(
-        str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0}
-    )
-    events.Reload()
+    events = events_of(tmp_path / "pretrain" / "version_0")
     layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
     assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2, 4]
@@ -105,20 +99,20 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_observe_prints_numbers_that_the_documentation_defines() -> None:
+def test_observe_prints_numbers_that_the_documentation_defines():
     printed = run_example("observe.py").stdout
     for word in ("embed", "block.03", "final_norm", "gpt_neox.layers.00.mlp", "mean(last4)"):
         assert word in printed
     columns = [line.split()[1:] for line in printed.splitlines() if line.startswith("metric ")]
     assert len(columns) == 2
-    page = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "numbers.md").read_text()
     defined = set(re.findall(r"`(\w+)`", page))
     assert {name for names in columns for name in names} <= defined
     assert "Random weights should show:" in printed
 
 
 @pytest.mark.slow
-def test_the_alarm_warns_of_the_damage_and_of_nothing_before() -> None:
+def test_the_alarm_warns_of_the_damage_and_of_nothing_before():
     warned = re.findall(
         r"UserWarning: step (\d+): (\w+) at ([\w.]+) is", run_example("alarm.py").stderr
     )
@@ -128,7 +122,7 @@ def test_the_alarm_warns_of_the_damage_and_of_nothing_before() -> None:
     }
 
 
-def test_a_lost_number_alarms_once_and_a_resumed_alarm_goes_on() -> None:
+def test_a_lost_number_alarms_once_and_a_resumed_alarm_goes_on():
     noise = np.random.default_rng(0).standard_normal(60).tolist()
     values = [*noise[:50], 30.0, 31.0, math.nan, math.nan]
     whole, first, second = (Alarm(lambda said: None, ["x"]) for _ in range(3))

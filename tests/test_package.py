@@ -3,7 +3,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,9 +10,9 @@ import yaml
 import embedgeo
 from embedgeo import extras
 from embedgeo.cli import main
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[1]
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 
 
@@ -86,7 +85,7 @@ def test_the_page_of_installing_shows_what_is_said_without_an_extra(monkeypatch,
         monkeypatch.delitem(sys.modules, module)
     assert main(["report", "a-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line in (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    assert line in (ROOT / "docs" / "how-to" / "install.md").read_text()
 
 
 def test_a_folder_is_not_a_package(tmp_path, monkeypatch):
@@ -102,11 +101,11 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_the_version_is_the_same_everywhere():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     assert cited == PROJECT["version"] == embedgeo.__version__
 
 
 def test_every_extra_is_on_the_page_of_installing_and_those_of_work_on_the_package_are_no_extras():
-    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
     assert {*re.findall(r"^\| `(\w+)` \|", page, re.M)} == PROJECT["optional-dependencies"].keys()
     assert not PROJECT["optional-dependencies"].keys() & PYPROJECT["dependency-groups"].keys()

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.files import ROOT
+
 PACKAGE = ROOT / "src" / "embedgeo"
 MODULES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
@@ -42,7 +42,7 @@ def test_a_line_is_a_statement():
     assert found == []
 
 
-def _is_several_assignments(node: ast.Assign) -> bool:
+def _is_several_assignments(node):
     """Whether three names or more are given values of their own in one line."""
     if not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)):
         return False

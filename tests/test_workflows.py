@@ -5,16 +5,15 @@ repository does.
 import re
 import tomllib
 from itertools import product
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.files import ROOT
+
 GITHUB = ROOT / ".github"
 WORKFLOWS = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
-    for path in (GITHUB / "workflows").glob("*.yml")
+    path.stem: yaml.safe_load(path.read_text()) for path in (GITHUB / "workflows").glob("*.yml")
 }
 JOBS = {
     f"{workflow} {name}": job
@@ -48,9 +47,7 @@ def made(workflow):
 
 
 def test_a_change_has_to_pass_what_a_merge_has():
-    parts = re.search(
-        r'EMBEDGEO_CI_PARTS="([a-z -]+)"', (ROOT / ".ci/run").read_text(encoding="utf-8")
-    )[1]
+    parts = re.search(r'EMBEDGEO_CI_PARTS="([a-z -]+)"', (ROOT / ".ci/run").read_text())[1]
     assert set(parts.split()) - {"setup"} <= made("ci")
     assert made("nightly") == {"test-newest"}
     assert made("docs") == {"docs"}
@@ -58,7 +55,7 @@ def test_a_change_has_to_pass_what_a_merge_has():
 
 @pytest.mark.parametrize("workflow", ["ci", "nightly"])
 def test_every_version_of_python_that_is_promised_is_tested(workflow):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {
         each.removeprefix("Programming Language :: Python :: ") for each in project["classifiers"]
     }
@@ -87,12 +84,12 @@ def test_no_address_is_invented():
     pages = [path for path in GITHUB.rglob("*") if path.is_file()]
     pages += [ROOT / name for name in ("SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")]
     for page in pages:
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text()
         assert not re.search(r"github\.com/[\w-]+/embedgeo|\w@\w+\.\w+\b|github\.io", text), page
 
 
 def test_what_the_security_policy_says_is_held_by_the_tests_that_it_names():
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    text = (ROOT / "SECURITY.md").read_text()
     file, names = "", []
     for path, name in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", text):
         file = path or file
@@ -100,4 +97,4 @@ def test_what_the_security_policy_says_is_held_by_the_tests_that_it_names():
     names = [(file, name) for file, name in names if file]
     assert len(names) > 15
     for file, name in names:
-        assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
+        assert f"def {name}" in (ROOT / file).read_text(), f"{file}::{name}"

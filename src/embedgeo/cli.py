@@ -62,7 +62,8 @@ class DoctorSettings:
         seq_len: tokens in a sequence; default: 512, or as many as the model has positions.
         jackknife: number of groups for standard errors.
         ranks: number of ranks that train, each on such batches of its own.
-        trust_remote_code: run code that comes with a repository.
+        trust_remote_code: ``true`` runs code that comes with a repository or folder, ``false``
+            takes transformers' own class in its place; default: what comes with code is refused.
     """
 
     source: str
@@ -71,7 +72,7 @@ class DoctorSettings:
     seq_len: int | None = None
     jackknife: int = 0
     ranks: int = 1
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
 
 
 def doctor(settings: DoctorSettings) -> None:

@@ -2,10 +2,9 @@
 
 import inspect
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from copy import deepcopy
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from embedgeo.capture.calls import (
     mode_restorer,
 )
 from embedgeo.capture.forward_inputs import ForwardInputs
-from embedgeo.capture.layers import Layer, resolve_layers
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import (
     is_callable,
     is_hugging_face,
@@ -70,8 +69,6 @@ class Description:
     metrics: Mapping[str, int]  # bytes that each metric holds at all layers, by its class
     num_ranks: int  # that have different rows
     exchange_bytes: int  # that a rank sends in a measurement, by reductions in a ring
-    # how `layers="hidden_states"` compares with the model's own; empty where it has none
-    compared: str
     warnings: tuple[str, ...]  # what to change, or to know, before training starts
 
     @property
@@ -85,7 +82,6 @@ class Description:
             f"model      {self.model}, {self.num_parameters:,} parameters",
             f"token ids  {self.token_ids}",
             f"mask       {self.mask}",
-            f"states     {self.compared or 'not compared with output_hidden_states'}",
             f"rows       {self.num_rows:,} a measurement",
             f"held       {size(self.state_bytes)} on a rank",
             f"sent       {size(self.exchange_bytes)} by each of {self.num_ranks} ranks",
@@ -145,7 +141,6 @@ def describe(
         model.eval()
         forward = _Forward(model, geometry.layers)
         forward.run(batch)
-        compared = _compared_states(model)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     layers = [_described(layer, forward, paths) for layer in geometry.layers]
     tables = dict.fromkeys(paths[table] for table, *_ in forward.inputs.token_ids)
@@ -163,7 +158,6 @@ def describe(
         num_ranks=ranks,
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
         exchange_bytes=2 * sent * (ranks - 1) // ranks,
-        compared=compared,
         warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes),
     )
 
@@ -186,14 +180,13 @@ class _Forward:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self.inputs = ForwardInputs(model)
-        # of each layer the hidden states of all calls of its module
-        self.hidden = defaultdict[str, list[Tensor | None]](list)
+        self.widths: dict[str, int] = {}  # of the layers that were reached
         self.masks: dict[nn.Module, str] = {}  # name of the argument by the outermost module
         self.error: Exception | None = None  # where some layers were not reached
         self._model = measured_model(model)
         self._layers = layers
 
-    def run(self, batch: Any = None, **options: Any) -> Any:
+    def run(self, batch: Any) -> None:
         """Run the measured model, or the first of the modules inside that can be run."""
         with ExitStack() as hooks, torch.no_grad(), meta_values():
             hooks.enter_context(eager_mode)
@@ -215,17 +208,18 @@ class _Forward:
                     if not is_callable(module):
                         continue
                     try:
-                        return module(**each, **options) if hasattr(each, "keys") else module(each)
+                        module(**each) if hasattr(each, "keys") else module(each)
                     except Exception as error:
                         self.error = self.error or error
-        return None
+                    else:
+                        return
 
     def _add_hidden(
         self, layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None
     ) -> None:
-        self.hidden[layer.name].append(
-            first_input(args, kwargs) if layer.takes_input else first_float(output)
-        )
+        hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
+        if hidden is not None:
+            self.widths[layer.name] = hidden.shape[-1]
 
     def _add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = arguments_by_name(module, args, kwargs)
@@ -256,43 +250,11 @@ def _token_batches(module: nn.Module) -> list[Any]:
     return [given | dict.fromkeys(masks, ids + 1), given]
 
 
-def _compared_states(model: nn.Module) -> str:
-    """Compare ``layers="hidden_states"`` with what a Hugging Face model itself returns.
-
-    A copy on the meta device runs, since transformers leaves hooks on a model that is asked for its
-    hidden states. Equal is what is the same tensor.
-    """
-    measured = measured_model(model)
-    if not is_hugging_face(measured):
-        return ""
-    memo = {id(each): each.to("meta") for each in (*measured.parameters(), *measured.buffers())}
-    own = list[Tensor]()
-    with suppress(Exception):  # it has no blocks, or cannot be copied or run
-        copied = deepcopy(measured, memo)
-        layers = resolve_layers(copied, "hidden_states")
-        forward = _Forward(copied, layers)
-        output = forward.run(output_hidden_states=True)
-        for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
-            own += getattr(output, kind, None) or ()
-    if not own:
-        return ""
-    differ = list[str]()
-    for layer, state in zip(layers, own, strict=False):
-        calls = forward.hidden[layer.name]
-        index = -1 if layer.is_last_call else layer.calls[-1].index
-        if not -1 <= index < len(calls) or calls[index] is not state:
-            differ.append(layer.name)
-    num_equal = min(len(layers), len(own)) - len(differ)
-    apart = f"; other than the model's: {', '.join(differ)}" if differ else ""
-    return f"compared with output_hidden_states: equal at {num_equal} layers{apart}"
-
-
 def _described(layer: Layer, forward: _Forward, paths: Mapping[nn.Module, str]) -> DescribedLayer:
     modules = [call.module for call in layer.calls]
     path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
     start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
-    states = [state for state in forward.hidden[layer.name] if state is not None]
-    width = states[-1].shape[-1] if states else None
+    width = forward.widths.get(layer.name)
     return DescribedLayer(layer.name, f"{start}{path} ({type(modules[0]).__name__})", width)
 
 
@@ -351,7 +313,7 @@ def run_doctor(
     seq_len: int | None,
     jackknife: int,
     ranks: int,
-    trust_remote_code: bool,
+    trust_remote_code: bool | None,
 ) -> None:
     """Print what `describe` returns; arguments are the options of ``embedgeo doctor``."""
     with muted_libraries():
@@ -367,7 +329,7 @@ def run_doctor(
     print(described, flush=True)
 
 
-def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
+def _model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
     """The model of a repository or a folder, by its ``config.json`` alone, or that a function
     makes.
     """
@@ -384,6 +346,7 @@ def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
     with tempfile.TemporaryDirectory() as cache:
         if not is_local(source):
             commit = hub.list_revisions(source)["main"]
-            names = ["config.json", *(["*.py"] if trust_remote_code else [])]
-            folder = hub.fetch_small(source, commit, names, Path(cache))
+            folder = hub.fetch_small(
+                source, commit, ["config.json"], Path(cache), with_code=trust_remote_code
+            )
         return described_model(folder, trust_remote_code=trust_remote_code)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize
@@ -66,8 +66,6 @@ _STYLE: dict[str, Any] = {
     "figure.titlesize": "medium",
     "figure.titleweight": "bold",
     "font.size": 9.5,
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
     "axes.titlesize": "medium",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -210,10 +208,9 @@ def legend(ax: Axes) -> None:
 def png(figure: Figure, dpi: float = DPI) -> Png:
     """The picture as a PNG of at most 256 colours, its width and height."""
     figure.set_dpi(dpi)
-    width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
-    renderer = RendererAgg(width, height, dpi)
-    figure.draw(renderer)
-    image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     # the default is slow
     image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     # white stays white

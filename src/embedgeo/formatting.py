@@ -83,16 +83,13 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question to be put after an unknown name; empty where none that is known is like it, to the
-    cutoff or more.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question to be put after an unknown name; empty where none that is known is like it.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
     """
-    return "".join(
-        f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff)
-    )
+    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1))
 
 
 def reason(error: BaseException) -> str:

@@ -16,7 +16,6 @@ from jsonargparse import (  # type: ignore[attr-defined]  # its __all__ is made 
 )
 
 from embedgeo import __version__
-from embedgeo.formatting import did_you_mean
 from embedgeo.presets import first_line, listing, preset_file, preset_files
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.settings import SPECIAL, choices_of
@@ -90,10 +89,6 @@ class _Parser(ArgumentParser):
         message = re.sub(
             r'Parser key "(\w+)":', lambda match: f"argument {_option(match[1])}:", message
         )
-        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            known = (name for action in of_command._actions for name in action.option_strings)  # noqa: SLF001
-            hint = did_you_mean(unknown[1], known, 0.75)
-            message += f".{hint}" if hint else ""
         print(
             f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)",
             file=sys.stderr,

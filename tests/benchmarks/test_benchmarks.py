@@ -89,7 +89,7 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
     assert ran == ["b", "a", "a", "b", "b", "a"]
 
 
-def test_a_line_compares_with_the_fastest_peer_round_by_round(capsys):
+def test_a_line_compares_with_the_fastest_peer_round_by_round(printed):
     assert (LINE.over, LINE.ratios) == ("fast", [2, 2, 3])
     assert LINE.as_dict()["holds"]
     assert not Line(LINE.name, LINE.seconds, at_least=2.5).as_dict()["holds"]

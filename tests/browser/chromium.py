@@ -32,7 +32,7 @@ _FLAGS = [
 class Browser:
     """A browser with one window; a context manager."""
 
-    def __init__(self, profile: Path, width: int = 1400, height: int = 1000):
+    def __init__(self, profile, width=1400, height=1000):
         self.profile, self.window = profile, f"--window-size={width},{height}"
 
     def __enter__(self):

@@ -7,10 +7,10 @@ for (const details of document.querySelectorAll("details")) details.open = true;
 const loaded = [...document.images].map(image => { image.loading = "eager"; return image.decode(); });
 return Promise.allSettled(loaded).then(() => true);
 """
-_SCRIPT = Path(__file__).with_name("faults.js").read_text(encoding="utf-8")
+_SCRIPT = Path(__file__).with_name("faults.js").read_text()
 
 
-def faults(browser, page: Path | None = None) -> list[str]:
+def faults(browser, page=None):
     """List what readers of a file, and of all that is folded up in it, would miss, and errors on
     the console; without a file, of the page that is open.
     """

@@ -15,7 +15,7 @@ from torch import nn
 import embedgeo
 from benchmarks.families import families
 from embedgeo import EmbeddingMoments, observe
-from tests.models import llama
+from tests.models import gpt_neox, llama, token_batch
 
 KEYS = "n", "Q", "M"
 
@@ -389,6 +389,47 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded
     assert values["block.01"]["n"] == 12
 
 
+class Keeps(nn.Module):
+    """Its blocks' key_padding_mask is 1 for tokens, as flash_attn's, their attention_mask is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Masked()
+
+    def forward(self, ids, attention_mask=None, keep=None):
+        if keep is not None:
+            return self.inner(ids, attention_mask=keep)
+        return self.inner(ids, key_padding_mask=attention_mask)
+
+
+def test_a_padding_mask_of_others_is_not_taken_for_torchs():
+    ids = torch.arange(12).view(3, 4)
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    assert measured(Keeps(), ids, attention_mask=keep)["block.01"]["n"] == 9
+    with pytest.raises(ValueError, match="does not tell whether 1 is padding"):
+        measured(Keeps().inner, ids, key_padding_mask=keep)
+    with pytest.raises(ValueError, match="of padding is 1 where another one is 0"):
+        measured(Keeps(), ids, attention_mask=keep, keep=~keep)
+
+
+def test_layers_by_name_are_of_the_model_that_has_them():
+    both = nn.ModuleDict({"first": gpt_neox(), "second": gpt_neox()})
+    first, second = (token_batch(seed=seed, padding="right") for seed in (1, 2))
+    second["attention_mask"] = second["attention_mask"].flip(0)
+    block = both["second"].gpt_neox.layers[1]
+    values = []
+    for layers in (lambda m: {"x": block}, lambda m: m["second"]):
+        with torch.no_grad(), observe(both, layers) as geometry:
+            both["first"](**first)
+            both["second"](**second)
+        values.append(geometry.compute())
+    assert values[0]["x"] == pytest.approx(values[1]["block.01"], nan_ok=True)
+    with pytest.raises(ValueError, match="first, second side by side"):
+        observe(both, lambda m: {"x": block, "y": m["first"].gpt_neox}).__enter__()
+    with pytest.raises(ValueError, match="must be in the first of several models"):
+        observe(both, [lambda m: {"x": block}]).__enter__()
+
+
 class TakesBatch(Small):
     """Takes a batch that has its token ids somewhere inside."""
 
@@ -401,7 +442,8 @@ class TakesBatch(Small):
 def test_what_looks_like_a_mask_and_has_no_name_of_one_is_refused():
     ids = torch.arange(12).view(3, 4)
     keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}]
+    bias = torch.where(keep, 0.0, -torch.inf)[:, None, None]
+    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}, [ids, bias]]
     for batch in batches:
         with pytest.raises(ValueError, match=r"\[1\] does not tell whether 1 is padding"):
             measured(TakesBatch(), batch)
@@ -478,6 +520,23 @@ def test_ids_that_are_looked_up_behind_the_blocks_are_of_no_row():
     types = [[layer["token_types"] for layer in each.values()] for each in values]
     assert types[0] == types[1] == [len(ids.unique())] * 4
     assert measured(model, ids, others)["embed"]["V_W"] == 0
+
+
+class Translates(Small):
+    """An encoder and a decoder, run inline, with one embedding table."""
+
+    def forward(self, ids, others):
+        x = self.layers[0](self.word(ids))
+        return self.layers[1](self.word(others) + x)
+
+
+def test_ids_of_an_encoder_are_not_those_of_its_decoder():
+    ids, others = ids_of(vocabulary=20, seed=1), ids_of(vocabulary=20, seed=2)
+    model = Translates()
+    for names in ("encoder", "decoder"), ("decoder",):
+        layers = dict(zip(reversed(names), reversed(model.layers), strict=False))
+        with pytest.raises(ValueError, match=r"'decoder'.*2 tensors of other ids fit"):
+            measured(model, ids, others, layers=lambda _, layers=layers: layers)
 
 
 def test_embeddings_of_several_look_ups_all_count():

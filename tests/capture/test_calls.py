@@ -15,7 +15,7 @@ from torch import nn
 from embedgeo import StepMonitor, default_metrics, observe
 from embedgeo.capture.calls import kept_weights
 from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
-from tests.observed import Rows, observed, rows_seen
+from tests.observed import kept_rows, observed, rows_seen
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "bert", "t5"])
@@ -27,7 +27,7 @@ def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whol
     elif not whole:
         model = model.base_model
     expected = observed(model, batch, "*block.01")
-    with observe(model, "*block.01", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+    with observe(model, "*block.01", kept_rows) as geometry, torch.no_grad():
         model.forward(**batch)
     for layer in expected.compute():
         for seen, rows in zip(rows_seen(geometry, layer), rows_seen(expected, layer), strict=True):
@@ -62,7 +62,7 @@ def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
 
 def test_a_copy_made_while_the_model_is_measured_is_never_counted():
     model, batch = gpt_neox().eval(), token_batch()
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+    with observe(model, "block.02", kept_rows) as geometry, torch.no_grad():
         twin = copy.deepcopy(model)
         model(**batch)
         twin(**batch)
@@ -71,7 +71,7 @@ def test_a_copy_made_while_the_model_is_measured_is_never_counted():
     with geometry.probe, torch.no_grad():
         twin(**batch)
     assert len(rows_seen(geometry, "block.02")[0]) == 48
-    with observe(twin, "block.02", lambda dim: [Rows(dim)]) as of_twin, torch.no_grad():
+    with observe(twin, "block.02", kept_rows) as of_twin, torch.no_grad():
         twin(**batch)
     assert len(rows_seen(of_twin, "block.02")[0]) == 48
 
@@ -97,8 +97,8 @@ def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
 
 def test_two_probes_may_end_in_any_order():
     model, batch = gpt_neox().eval(), token_batch(padding="left")
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as first:
-        second = observe(model, "block.01", lambda dim: [Rows(dim)])
+    with observe(model, "block.02", kept_rows) as first:
+        second = observe(model, "block.01", kept_rows)
         inner = second.__enter__()
         model.forward(**batch)
     model.forward(**batch)

@@ -10,7 +10,7 @@ from torch import nn
 from embedgeo import observe
 from embedgeo.functional.rows import sequence_positions
 from tests.models import gpt_neox, token_batch
-from tests.observed import Rows, hidden_states, observed, rows_seen
+from tests.observed import hidden_states, kept_rows, observed, rows_seen
 
 
 def test_first_positions_are_those_of_every_packed_sequence():
@@ -39,7 +39,7 @@ def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
     assert ids is None
     unmasked = rows_seen(observed(model, embedded, skip_first_positions=3), "embed")[0]
     assert torch.equal(unmasked, embedded["inputs_embeds"][:, 3:].flatten(0, 1))
-    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry:
+    with observe(model, metrics=kept_rows) as geometry:
         model(**batch)
         model(**embedded)  # what the first pass was given does not hold for the second
     rows, ids = rows_seen(geometry, "block.00")
@@ -113,7 +113,7 @@ def test_what_a_cache_holds_is_not_counted_again():
     model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with (
-        observe(model, metrics=lambda dim: [Rows(dim)], skip_first_positions=3) as geometry,
+        observe(model, metrics=kept_rows, skip_first_positions=3) as geometry,
         torch.no_grad(),
     ):
         first = model(input_ids=ids[:, :6], attention_mask=mask[:, :6])
@@ -144,7 +144,7 @@ def test_each_of_two_views_has_its_own_padding():
     first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
     views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
     with (
-        observe(TwoViews().eval(), ["blocks", "head"], lambda dim: [Rows(dim)]) as geometry,
+        observe(TwoViews().eval(), ["blocks", "head"], kept_rows) as geometry,
         torch.no_grad(),
     ):
         geometry.model(*views)
@@ -174,7 +174,7 @@ def test_padding_is_what_blocks_of_torch_are_told():
     batch = token_batch(padding="right")
     ids, padding = batch["input_ids"], batch["attention_mask"] == 0
     for given in ({}, {"mask": padding}):
-        with torch.no_grad(), observe(Told().eval(), metrics=lambda d: [Rows(d)]) as geometry:
+        with torch.no_grad(), observe(Told().eval(), metrics=kept_rows) as geometry:
             geometry.model({"ids": ids, "padding": [padding, padding]}, **given)
         for layer in ("embed", "block.01"):
             assert torch.equal(rows_seen(geometry, layer)[1], ids[~padding])
@@ -232,7 +232,7 @@ def test_positions_are_numbered_after_a_cache(dimensions):
     mask = torch.ones(len(ids), 1, 1, 5) if dimensions else None
     with (
         torch.no_grad(),
-        observe(model, metrics=lambda d: [Rows(d)], skip_first_positions=2) as geometry,
+        observe(model, metrics=kept_rows, skip_first_positions=2) as geometry,
     ):
         cache = model(ids[:, :4], use_cache=True).past_key_values
         with pytest.warns(UserWarning, match="go on from a cache count as texts of their own"):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 from embedgeo import EmbeddingMoments, Geometry, observe
 from tests.compiled import CountingBackend
 from tests.models import Block, NanoGPT, albert, checkpoint_activations, gpt_neox, token_batch
-from tests.observed import Rows, rows_seen
+from tests.observed import kept_rows, rows_seen
 
 # ── torch.compile
 # ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,7 +139,7 @@ def test_each_token_is_counted_once_under_activation_checkpointing(form):
     batches = [token_batch(seed=seed)["input_ids"] for seed in range(2)]
 
     def measured(*, backward):
-        geometry = Geometry(model, layers, lambda dim: [Rows(dim)], no_grad_passes=False)
+        geometry = Geometry(model, layers, kept_rows, no_grad_passes=False)
         with geometry.probe:
             for ids in batches:
                 output = model(ids)
@@ -194,7 +194,7 @@ def test_after_an_interrupt_a_forward_pass_begins_anew():
     def interrupt(*call):
         raise KeyboardInterrupt
 
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+    with observe(model, "block.02", kept_rows) as geometry, torch.no_grad():
         with (
             model.gpt_neox.layers[1].register_forward_pre_hook(interrupt),
             pytest.raises(KeyboardInterrupt),

@@ -27,6 +27,11 @@ from tests.sweep.tiny import (
 IDS = torch.arange(12).view(1, -1)
 
 
+def only(folder, **options):
+    (checkpoint,) = embedgeo.iter_checkpoints(str(folder), **options)
+    return checkpoint
+
+
 def logits(loaded):
     with torch.no_grad():
         return loaded(IDS).logits
@@ -98,7 +103,7 @@ def test_local_folders_and_files(tmp_path):
     with pytest.raises(ValueError, match=r"model_class must name .*step5\.pt"):
         embedgeo.iter_checkpoints(str(tmp_path / "states"))
     for model_class in (Tiny, f"{__name__}:Tiny"):
-        (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "states"), model_class=model_class)
+        checkpoint = only(tmp_path / "states", model_class=model_class)
         assert torch.equal(checkpoint.load().weight, saved.weight)
 
 
@@ -113,7 +118,7 @@ def test_local_folders_and_files(tmp_path):
 )
 def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason):
     write_files(tmp_path, {"step5.pt": bin_file(stored)})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path), model_class=Tiny)
+    checkpoint = only(tmp_path, model_class=Tiny)
     with pytest.raises(ValueError, match=reason):
         checkpoint.load()
 
@@ -127,7 +132,7 @@ class Tied(torch.nn.Sequential):
 def test_two_values_of_one_parameter_are_refused(tmp_path):
     saved = Tied().state_dict()
     write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": saved["1.weight"].clone()})})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path), model_class=Tied)
+    checkpoint = only(tmp_path, model_class=Tied)
     assert torch.equal(checkpoint.load()[1].weight, saved["1.weight"])
     write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": -saved["1.weight"]})})
     with pytest.raises(
@@ -143,7 +148,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     with pytest.raises(ValueError, match="steps must name steps of which"):
         embedgeo.iter_checkpoints(str(tmp_path), steps=3)
     (tmp_path / "step1" / "config.json").unlink()
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    checkpoint = only(tmp_path)
     with pytest.raises(ValueError, match=r"step1 cannot be read: .* must have a config\.json"):
         checkpoint.load()
 
@@ -160,7 +165,7 @@ def test_a_model_saved_without_the_head_that_its_configuration_names_is_loaded(t
     weights = load(checkpoint_files(1)["model.safetensors"])
     body = {k.removeprefix("gpt_neox."): v for k, v in weights.items() if "gpt_neox." in k}
     write_files(tmp_path, {**checkpoint_files(1), "model.safetensors": save(body)})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    checkpoint = only(tmp_path)
     assert checkpoint.load().state_dict().keys() == body.keys()
 
 
@@ -211,7 +216,7 @@ def weights_of_a_wrapper():
 def test_what_the_model_does_not_take_as_it_is_stored_is_refused(tmp_path, changes, reason):
     files = {**checkpoint_files(1), **changes}
     write_files(tmp_path / "step1", {k: v for k, v in files.items() if v is not None})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    checkpoint = only(tmp_path)
     with pytest.raises(ValueError, match=reason):
         checkpoint.load()
 
@@ -219,7 +224,7 @@ def test_what_the_model_does_not_take_as_it_is_stored_is_refused(tmp_path, chang
 def test_masks_and_heads_of_other_tasks_may_be_beside_the_weights(tmp_path):
     more = ["bert.embeddings.position_ids", "bert.pooler.dense.weight", "cls.seq_relationship.bias"]
     write_files(tmp_path / "step1", {**checkpoint_files(1, "bert"), **weights_with(more, "bert")})
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    checkpoint = only(tmp_path)
     assert torch.equal(logits(checkpoint.load()), logits(model(1, "bert")))
 
 

@@ -2,7 +2,6 @@
 
 import re
 import textwrap
-from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -14,10 +13,10 @@ from torch.utils.data import DataLoader
 import embedgeo
 from embedgeo.glossary import FOREIGN
 from embedgeo.text import train_tokenizer
+from tests.files import ROOT
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.joinpath("docs").rglob("*.md")),
@@ -41,12 +40,12 @@ class Block(NamedTuple):
     language: str
 
 
-def text(page: str) -> str:
+def text(page):
     """A page as it is."""
-    return ROOT.joinpath(page).read_text(encoding="utf-8")
+    return ROOT.joinpath(page).read_text()
 
 
-def blocks(page: str, *languages: str) -> list[Block]:
+def blocks(page, *languages):
     """The blocks of a page in these languages, in order."""
     whole = text(page)
     return [
@@ -74,7 +73,7 @@ class Module(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def names(results: Path) -> dict[str, object]:
+def names(results):
     """What a page finds there already; ``results`` is the folder of a sweep."""
     torch.manual_seed(0)
     items = token_batch(32, 12)
@@ -103,12 +102,12 @@ def names(results: Path) -> dict[str, object]:
     }
 
 
-def sweep_folder(folder: Path) -> Path:
+def sweep_folder(folder):
     """A small folder of a sweep, with token tables."""
     return make_sweep(folder, steps=(0, 1, 8, 64), num_blocks=2, dim=16, n=4096.0, tokens=True)
 
 
-def pipeline_names() -> dict[str, object]:
+def pipeline_names():
     """What a loop over a pipeline has at hand, here of one stage on one rank."""
     # needs pytest, which the other names do without
     from tests.training.pipeline_on_ranks import Transformer
@@ -135,7 +134,7 @@ def pipeline_names() -> dict[str, object]:
     }
 
 
-def run(page: str, namespace: dict[str, object]) -> int:
+def run(page, namespace):
     """Run the Python blocks of a page in order, and count them.
 
     A traceback has the page's lines.
@@ -147,6 +146,6 @@ def run(page: str, namespace: dict[str, object]) -> int:
     return len(written)
 
 
-def run_block(page: str, block: Block, namespace: dict[str, object]) -> None:
+def run_block(page, block, namespace):
     """Run one Python block of a page."""
     exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec"), namespace)

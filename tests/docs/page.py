@@ -4,7 +4,7 @@ import re
 
 from docs.facts import PAGE, keys_of
 
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = PAGE.read_text()
 
 
 def _chapters(heading):

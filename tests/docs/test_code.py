@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -45,11 +44,6 @@ TARGETS = {
     for page in PAGES
     for found in LINK.findall(re.sub(r"```.*?```", "", blocks.text(page), flags=re.DOTALL))
 }
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
 
 
 @pytest.fixture

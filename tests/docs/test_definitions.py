@@ -17,10 +17,8 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenSimilarity,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
@@ -48,15 +46,12 @@ def values_by_section(x, ids):
             found |= floats(metric.compute())
         return found
 
-    next_token = NextTokenGeometry(dim, unembedding=gaussian(1 + int(ids.max()), dim, seed=1))
     return {
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
         "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),
         "Intrinsic": of(IntrinsicDimension(dim, batch_size=BATCH, num_batches=4)),
         "After processing": of(AfterProcessing(dim)),
         "Outlier coordinates": of(OutlierCoordinates(dim)),
-        "Similarity": of(TokenSimilarity(dim)),
-        "Next": of(next_token),
         "The same rows": drift(*x[: len(x) // 2 * 2].chunk(2)),
         "others": of(*(kind(dim) for kind in OTHER_METRICS)),
     }

@@ -5,7 +5,7 @@ from embedgeo.functional.jackknife import deviations
 from tests.data import generator
 
 
-def _literal(estimate: float, left_out: list[float], sizes: list[int]) -> float:
+def _literal(estimate, left_out, sizes):
     """The delete-m_j jackknife as its authors print it."""
     n, num_groups = sum(sizes), len(sizes)
     ratios = [n / m for m in sizes]
@@ -18,7 +18,7 @@ def _literal(estimate: float, left_out: list[float], sizes: list[int]) -> float:
     )
 
 
-def test_unequal_groups_give_the_published_formula_and_empty_ones_add_nothing() -> None:
+def test_unequal_groups_give_the_published_formula_and_empty_ones_add_nothing():
     left_out = torch.randn(5, dtype=torch.float64, generator=generator())
     sizes, estimate = [3, 5, 2, 7, 4], torch.tensor(1.3, dtype=torch.float64)
     expected = _literal(1.3, left_out.tolist(), sizes)
@@ -29,6 +29,6 @@ def test_unequal_groups_give_the_published_formula_and_empty_ones_add_nothing() 
 
 
 @pytest.mark.parametrize("sizes", [[0, 0], [5, 0]])
-def test_fewer_than_two_groups_give_nan(sizes: list[int]) -> None:
+def test_fewer_than_two_groups_give_nan(sizes):
     found = deviations(torch.tensor(1.0), torch.ones(len(sizes)), torch.tensor(sizes))
     assert found.isnan().all()

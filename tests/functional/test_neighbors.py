@@ -14,7 +14,7 @@ from embedgeo.functional import (
 )
 from embedgeo.functional.neighbors import Neighbors
 from tests.clouds import CLOUDS
-from tests.data import gaussian, generator
+from tests.data import gaussian, generator, wide_dtypes
 
 
 def rogue(n=700, dim=64):
@@ -195,7 +195,7 @@ def sets_of_near_rows(x, tolerance):
 
 @pytest.mark.parametrize("tolerance", [1e-5, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize(("n", "dim"), [(40, 1), (300, 2), (300, 3), (200, 30)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(
     n, dim, tolerance, dtype
 ):

@@ -11,7 +11,7 @@ from embedgeo.functional import (
     top_eigenvalue,
 )
 from tests import references
-from tests.data import assert_values, gaussian, generator, spectral
+from tests.data import assert_values, gaussian, generator, spectral, wide_dtypes
 
 SPECTRA = {
     "well separated": [100.0, 10.0] + [1.0] * 62,
@@ -107,7 +107,7 @@ def test_spectrum_values_equal_the_naive_ones(variances, mean):
     assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@wide_dtypes
 def test_scatter_of_many_rows(dtype):
     x = (1000 + gaussian(40_000, 20)).to(dtype)
     expected = x.double().T.cov() * (len(x) - 1)

@@ -15,7 +15,7 @@ from embedgeo.functional import (
     within_variance,
 )
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
+from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows, wide_dtypes
 
 
 def assert_table(table, x, ids, *, rtol):
@@ -108,7 +108,7 @@ def of_table(x, ids, sequences=None):
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 4, 20, 300])
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_within_variance_is_that_of_all_pairs_in_different_sequences(num_sequences, mean, dtype):
     x, ids, sequences = texts(400, 5, num_sequences=num_sequences, mean=mean)
     x = x.to(dtype)

@@ -1,7 +1,5 @@
 """Pages of the documentation whose code needs other packages: loggers, trainers."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.docs import blocks
@@ -13,11 +11,6 @@ pytestmark = [
     # MLflow's store
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
 
 
 @pytest.mark.parametrize("page", sorted(blocks.INTEGRATIONS))

@@ -4,15 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 
-def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path: Path) -> None:
+def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path):
     shutil.copy(NOTEBOOK, tmp_path)
     command = [
         sys.executable,
@@ -50,7 +50,7 @@ def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path: Path) -> None
     assert sum(tables) == 1
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_kept_without_outputs():
     for cell in nbformat.read(NOTEBOOK, 4).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None

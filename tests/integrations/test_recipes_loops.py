@@ -5,7 +5,6 @@ import sys
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from unittest import mock
 
 import pandas as pd
@@ -16,10 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from embedgeo import StepMonitor, observe
 from embedgeo.text import builtin_corpus
 from tests.docs import blocks
+from tests.files import ROOT
 from tests.ranks import on_two_ranks
 from tests.training.runs import moments
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 TOPICS = builtin_corpus()[:12]
 LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03", "final_norm"]
 FORWARD = {
@@ -66,7 +66,7 @@ def run(monkeypatch, tmp_path, unpainted):
 
 
 @pytest.mark.parametrize("name", FORWARD)
-def test_a_recipe_measures_what_observe_does(run, capsys, name):
+def test_a_recipe_measures_what_observe_does(run, printed, name):
     brief = "--max-steps", "4", "--every-n-steps", "2"
     trained, folder = run(name, *brief)
     monitor, model = trained["monitor"], trained["model"]
@@ -86,7 +86,7 @@ def test_a_recipe_measures_what_observe_does(run, capsys, name):
         )
     assert geometry.compute()["block.03"]["token_types"] > 100
 
-    assert f"embedgeo report {folder}" in capsys.readouterr().out
+    assert f"embedgeo report {folder}" in printed()
     assert set(pd.read_parquet(folder / "history.parquet")["step"]) == set(history["step"])
     events = EventAccumulator(str(next(folder.rglob("events.out.*")).parent))
     events.Reload()

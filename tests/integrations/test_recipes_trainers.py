@@ -3,7 +3,6 @@
 import copy
 import runpy
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,6 +18,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 from embedgeo import GeometryCallback, observe
 from embedgeo.text import train_tokenizer
 from tests import references
+from tests.files import ROOT
 from tests.models import llama, token_batch
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning"
 )
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03"]
 RECIPES = {
     "trl_sft": [*LAYERS, "final_norm"],
@@ -80,12 +80,10 @@ class Recorder:
 
 @every_recipe
 @pytest.mark.usefixtures("unpainted")
-def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, name):
+def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, printed, name):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert capsys.readouterr().out.endswith(
-        f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n"
-    )
+    assert printed().endswith(f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n")
     history = pd.read_parquet(tmp_path / "history.parquet")
     assert list(history["layer"].unique()) == [*RECIPES[name], "mean"]
     assert list(history["step"].unique()) == [0, 5, 10]

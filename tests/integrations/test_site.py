@@ -22,7 +22,7 @@ PLACES = [
     if page.startswith("docs/")
 ]
 SEEN = ["index.html", "how-to/metric.html", "reference/monitors.html", "definitions.html"]
-_FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8")
+_FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text()
 _EMPTY_HEADS = """
 return [...document.querySelectorAll("thead")].filter(e => !e.innerText.trim() && e.offsetHeight).length;
 """
@@ -84,8 +84,8 @@ def module_of(file):
 def test_pages_and_styles_load_nothing_from_elsewhere(site):
     loads = re.compile(r"<(?:script|img|iframe|source|link rel=.stylesheet)[^>]*=.(?:https?:)?//")
     for file in site.rglob("*.html"):
-        assert not loads.search(file.read_text(encoding="utf-8")), file
-    styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
+        assert not loads.search(file.read_text()), file
+    styles = "".join(file.read_text() for file in site.rglob("*.css"))
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
     assert "@import" not in styles
 
@@ -106,9 +106,7 @@ def test_formulas_are_set_and_one_that_cannot_be_is_an_error(site):
         with pytest.raises(ValueError, match=re.escape(r"x.md: no MathML is known for a part of")):
             shown.on_page_content(text(unknown), **where)
     for file in site.rglob("*.html"):
-        assert not re.search(r'class="arithmatex">(?!<math)', file.read_text(encoding="utf-8")), (
-            file
-        )
+        assert not re.search(r'class="arithmatex">(?!<math)', file.read_text()), file
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -138,16 +136,12 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
 
 def test_every_page_is_in_the_site_and_its_search(site):
     assert [place for place in PLACES if not (site / place).exists()] == []
-    documents = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))[
-        "docs"
-    ]
+    documents = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     assert set(PLACES) <= {document["location"].partition("#")[0] for document in documents}
 
 
 def test_the_reference_has_every_public_name(site):
     import embedgeo
 
-    reference = "".join(
-        page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html")
-    )
+    reference = "".join(page.read_text() for page in (site / "reference").rglob("*.html"))
     assert [name for name in embedgeo.__all__ if f'.{name}"' not in reference] == []

@@ -7,9 +7,9 @@ import torch
 import wandb
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from tests.files import events_of
 from tests.integrations.wandb_runs import axes, finished, media, rows
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
@@ -32,7 +32,7 @@ def _offline(monkeypatch, tmp_path):
 
 
 def tensorboard_images(path):
-    events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
+    events = events_of(path)
     return {
         tag: [(e.step, e.encoded_image_string) for e in events.Images(tag)]
         for tag in events.Tags()["images"]

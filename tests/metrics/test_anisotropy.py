@@ -5,7 +5,7 @@ from torch.nn.functional import layer_norm
 from embedgeo.functional import anisotropy, power_law
 from embedgeo.metrics import Anisotropy
 from tests import references
-from tests.data import assert_values, gaussian, generator, spectral, updated
+from tests.data import assert_values, gaussian, generator, spectral, updated, wide_dtypes
 
 DECAYING = [0.8**i for i in range(40)]
 BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
@@ -15,7 +15,7 @@ FULL |= {"rankme", "effective_rank_eigenvalues", "top1_share", "alpha_req", "alp
 
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@wide_dtypes
 @pytest.mark.parametrize("spectrum", [False, True])
 def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     x = (mean + 3 * spectral(300, DECAYING)).to(dtype)
@@ -44,7 +44,7 @@ def test_batch_values_are_over_consecutive_batches_of_whole_size():
     assert_values(values, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 @pytest.mark.parametrize("mean", [0.0, 10.0])
 def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_more(dtype, mean):
     """Of a few token types before the first block; and of a spectrum over twelve decades, along no

@@ -16,7 +16,6 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    NextTokenGeometry,
     TokenMoments,
 )
 from tests.data import assert_values, gaussian, token_rows, updated
@@ -89,7 +88,6 @@ OTHERS = {
         "neighbors": "other_sequences",
     },
     TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000)},
-    NextTokenGeometry: {"min_count": 2, "max_types": 3},
 }
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, table_bytes
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import KINDS, new_metric
+from tests.files import ROOT
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 
@@ -198,12 +198,7 @@ METRICS = {
 @pytest.fixture(scope="module")
 def documented():
     """Formula and example of each metric in the table of the documentation."""
-    text = (
-        Path(__file__)
-        .parents[2]
-        .joinpath("docs", "how-to", "large-models.md")
-        .read_text(encoding="utf-8")
-    )
+    text = (ROOT / "docs/how-to/large-models.md").read_text()
     rows = re.findall(
         r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE
     )

@@ -9,7 +9,7 @@ from embedgeo.functional import (
 )
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
-from tests.data import assert_values, floats, gaussian, texts, updated
+from tests.data import assert_values, floats, gaussian, texts, updated, wide_dtypes
 
 KEYS = {
     *(
@@ -70,7 +70,7 @@ def labelled(x, ids, sequences, parts=(slice(None),), **options):
     return metric
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_dimensions_and_neighbours_by_label_are_those_of_loops(dtype):
     x, ids, sequences = texts(700, 5, num_sequences=12, mean=3.0)
     x = x.to(dtype)
@@ -135,16 +135,23 @@ def test_neighbours_of_other_sequences_alone():
     assert values["same_sequence_neighbors"] == 0
 
 
+HALVES = slice(0, 6), slice(6, 12)
+
+
+def twelve_texts():
+    x, ids, _ = texts(600, 5, mean=3.0)
+    return x.view(12, 50, 5), ids.view(12, 50)
+
+
 @pytest.mark.parametrize("neighbors", ["all", "other_sequences"])
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
 def test_metrics_that_have_seen_half_of_the_texts_each_are_merged_into_one_of_all(seeds, neighbors):
     """Both count their rows, and so their sequences, from 0."""
-    x, ids, _ = texts(600, 5, mean=3.0)
-    x, ids = x.view(12, 50, 5), ids.view(12, 50)
+    x, ids = twelve_texts()
     x[3, 7] = torch.nan
     whole = IntrinsicDimension(5, neighbors=neighbors)
     halves = [IntrinsicDimension(5, neighbors=neighbors, seed=seed) for seed in seeds]
-    for metric, half in zip(halves, (slice(0, 6), slice(6, 12)), strict=True):
+    for metric, half in zip(halves, HALVES, strict=True):
         for each in (metric, whole):
             each.update(x[half], ids[half])
     halves[0].merge_state(halves[1])
@@ -158,10 +165,9 @@ def test_metrics_that_have_seen_half_of_the_texts_each_are_merged_into_one_of_al
 
 def test_rows_of_two_samples_keep_their_own_types_and_sequences_when_merged():
     """Of samples that leave out rows."""
-    x, ids, _ = texts(600, 5, mean=3.0)
-    x, ids = x.view(12, 50, 5), ids.view(12, 50)
+    x, ids = twelve_texts()
     halves = [IntrinsicDimension(5, batch_size=200, seed=seed) for seed in (0, 1)]
-    for metric, half in zip(halves, (slice(0, 6), slice(6, 12)), strict=True):
+    for metric, half in zip(halves, HALVES, strict=True):
         metric.update(x[half], ids[half])
     halves[0].merge_state(halves[1])
     sample = halves[0].samples()

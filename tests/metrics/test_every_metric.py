@@ -25,11 +25,12 @@ from tests.data import (
     texts,
     token_rows,
     updated,
+    wide_dtypes,
 )
 
 REPRESENTATIVE = {
     *("EmbeddingMoments", "TokenMoments", "Anisotropy with all parts", "IntrinsicDimension"),
-    *("OutlierCoordinates", "TokenSimilarity"),
+    "OutlierCoordinates",
 }
 """One kind for each kind of state; the others run with the slow tests."""
 
@@ -51,12 +52,6 @@ LINES = {
     "V_on_M_r2",
     *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")),
 }
-
-SIMILARITIES = (
-    "self_similarity_across_sequences",
-    "different_token_similarity_across_sequences",
-    "within_sequence_similarity",
-)
 
 
 def rows(seed=0):
@@ -302,7 +297,7 @@ def untouched(metric):
         return metric.compute()
 
 
-COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
+COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed"}
 
 OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
 
@@ -311,12 +306,11 @@ ONE_ROW = OF_POINTS | {
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
     *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim", "constant_dims"),
     *("max_abs", "max_abs_first", "max_abs_rest"),
-    *SIMILARITIES,
 }
 
 
 @LISTED_KIND
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@wide_dtypes
 def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
     x = gaussian(1, DIM, seed=4).to(dtype)
     # in float64 the means of parts differ in the last digit
@@ -360,7 +354,6 @@ ABOUT_THE_ORIGIN = {
     "Q_t_cv",
     "rankme",
     *LARGEST,
-    *SIMILARITIES,
 } | LINES
 
 PER_AXIS = {

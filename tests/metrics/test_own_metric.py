@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, observe
 from embedgeo.glossary import foreign_terms, learn, term
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
+from tests.files import events_of
 from tests.metrics.own_metric import PositiveShare
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit
@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 
 def test_its_name_unit_and_meaning_are_in_tensorboard(run):
     folder, _ = run
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    events = events_of(folder)
     assert {f"geometry.{key}/block.00" for key in KEYS} <= {*events.Tags()["scalars"]}
     texts = [tag for tag in events.Tags()["tensors"] if "what the numbers mean" in tag]
     (explanation,) = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in texts]

@@ -17,10 +17,8 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.metrics import (
     EmbeddingMoments,
-    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenSimilarity,
 )
 from tests import references
 from tests.data import (
@@ -45,7 +43,7 @@ SHARES = {
     "no rows at all": ([slice(0, 0)], []),
 }
 
-OF_SEQUENCES = TokenMoments, OutlierCoordinates, TokenSimilarity, NextTokenGeometry
+OF_SEQUENCES = TokenMoments, OutlierCoordinates
 
 
 def rows():

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo import (
@@ -27,20 +26,18 @@ OVER_TYPES = (
 )
 
 
-def batches(
-    num_sequences: int = 26, length: int = 30, size: int = 6
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def batches(num_sequences=26, length=30, size=6):
     """Embeddings, token ids and sequence ids; the last batch is smaller."""
     x, ids = CORPUS.draw(num_sequences, length, seed=0)
     sequences = [torch.arange(len(part))[:, None].expand(part.shape) for part in ids.split(size)]
     return list(zip(x.split(size), ids.split(size), sequences, strict=True))
 
 
-def lengths_mask(ids: Tensor) -> Tensor:
+def lengths_mask(ids):
     return torch.arange(ids.shape[1]) < 12 + 3 * torch.arange(len(ids))[:, None]
 
 
-def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def measured(make, num_groups, size=6):
     """Values and their errors."""
     with observe_rows(make, num_groups) as geometry:
         for x, ids, _ in batches(size=size):
@@ -53,10 +50,10 @@ def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], d
     return values, errors
 
 
-def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]:
+def naive(metric, num_groups, **options):
     """By the definition: the metric of all rows, and of the rows of all groups but one."""
 
-    def made(left_out: int | None) -> tuple[Metric, int]:
+    def made(left_out):
         of_rows, count = metric(6, **options), 0
         for b, (x, ids, sequences) in enumerate(batches()):
             groups = (b * len(x) + sequences) % num_groups
@@ -78,7 +75,7 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
     }
 
 
-def test_types_without_a_group_are_looked_at_as_among_all_rows() -> None:
+def test_types_without_a_group_are_looked_at_as_among_all_rows():
     """Those that are regressed are as frequent there, and those alike in as many sequences."""
     x, ids, sequences = texts(600, 6)
     kept = sequences > sequences.median()
@@ -104,7 +101,7 @@ def test_types_without_a_group_are_looked_at_as_among_all_rows() -> None:
         (Anisotropy, {"spectrum": True}),
     ],
 )
-def test_errors_are_those_of_estimates_without_each_group(metric, options, num_groups) -> None:
+def test_errors_are_those_of_estimates_without_each_group(metric, options, num_groups):
     _, errors = measured(lambda dim: [metric(dim, **options)], num_groups)
     expected = naive(metric, num_groups, **options)
     assert errors.keys() == expected.keys()
@@ -114,7 +111,7 @@ def test_errors_are_those_of_estimates_without_each_group(metric, options, num_g
         )
 
 
-def test_moments_without_a_table_have_errors_too() -> None:
+def test_moments_without_a_table_have_errors_too():
     """Those of V_W are from pairs within each group, as its values are from pairs within each
     update.
     """
@@ -127,7 +124,7 @@ def test_moments_without_a_table_have_errors_too() -> None:
             torch.testing.assert_close(error, expected[key], rtol=1e-8, atol=1e-10, msg=key)
 
 
-def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_group() -> None:
+def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_group():
     values, errors = measured(lambda dim: [IntrinsicDimension(dim)], 5)
     rows, groups = [], []
     for b, (x, ids, sequences) in enumerate(batches()):
@@ -137,7 +134,7 @@ def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_gr
     first, second = two_nearest_distances(x).unbind(1)
     log_mu = (second / first).log()
 
-    def fit(log_mu: Tensor) -> Tensor:
+    def fit(log_mu):
         n = len(log_mu)
         log_mu = log_mu.sort().values[: int(n * 0.9)]
         log_rank = -torch.log1p(-torch.arange(1, len(log_mu) + 1) / n)
@@ -150,18 +147,18 @@ def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_gr
     assert errors["n_points"].isnan()
 
 
-def test_numbers_of_a_sample_and_metrics_of_others_have_no_errors() -> None:
+def test_numbers_of_a_sample_and_metrics_of_others_have_no_errors():
     class Largest(Metric):
         full_state_update = False
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
 
-        def update(self, embeddings: Tensor) -> None:
+        def update(self, embeddings):
             self.largest = max([self.largest, *embeddings.abs().flatten()])
 
-        def compute(self) -> dict[str, Tensor]:
+        def compute(self):
             return {"largest": self.largest}
 
     values, errors = measured(lambda dim: [AfterProcessing(dim), Largest()], 4)
@@ -170,7 +167,7 @@ def test_numbers_of_a_sample_and_metrics_of_others_have_no_errors() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_value_of_the_population_as_often_as_they_should() -> None:
+def test_intervals_hold_the_value_of_the_population_as_often_as_they_should():
     """Of 12 small samples; of 200: ``python -m research.standard_errors``."""
     shares = coverage(12, Corpus(), num_groups=8, num_sequences=32)["coverage"]
     is_dimension = shares.index.isin(DIMENSIONS)

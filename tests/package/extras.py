@@ -45,7 +45,7 @@ def main(folder):
     with_tables = "--token-tables true --save-samples true --out"
     assert embedgeo_command([*asked.split(), *with_tables.split(), out]) == 0
     assert embedgeo_command(["report", out]) == 0
-    page = Path(out, "report", "index.html").read_text(encoding="utf-8")
+    page = Path(out, "report", "index.html").read_text()
     assert "anisotropy" in page
     assert "data:image/" in page
     assert len(embedgeo.load_results(out))

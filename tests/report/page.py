@@ -1,7 +1,6 @@
 """A report without its paint, and what its page is made of."""
 
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pandas as pd
 
@@ -12,7 +11,7 @@ from tests.unpainted import unpainted
 class Page(HTMLParser):
     """Tags with their attributes, the text on one line but for scripts, and names of figures."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.folder = path.parent
         self.html = path.read_text()
@@ -23,27 +22,27 @@ class Page(HTMLParser):
         self.lines = [" ".join(said.split()) for said in self._said if said.strip()]
         self.figures = {file.stem for file in (self.folder / "figures").glob("*.csv")}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if not self.tags or self.tags[-1][0] not in ("script", "style"):
             self._said.append(data)
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
-    def headings(self) -> list[str | None]:
+    def headings(self):
         """Ids of the sections."""
         return [heading.get("id") for heading in self.all("h2")]
 
-    def numbers(self, figure: str, index: str | None = None) -> pd.DataFrame:
+    def numbers(self, figure, index=None):
         """What lies beside a figure."""
         return pd.read_csv(self.folder / "figures" / f"{figure}.csv", index_col=index)
 
 
-def report(*folders: Path, out: Path | None = None, **options: object) -> Page:
+def report(*folders, out=None, **options):
     """Write a report of folders, of which nothing is painted."""
     with unpainted():
         return Page(write_report([*folders], out, **options))

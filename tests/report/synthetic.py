@@ -2,9 +2,6 @@
 gives.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import torch
@@ -31,13 +28,11 @@ METRICS = (
 )
 
 
-def layer_names(num_blocks: int) -> list[str]:
+def layer_names(num_blocks):
     return ["embed", *(f"block.{i:02d}" for i in range(num_blocks)), "final_norm"]
 
 
-def values_at(
-    step: int, depth: float, random: np.random.Generator, *, n: float, dim: int
-) -> dict[str, float]:
+def values_at(step, depth, random, *, n, dim):
     """Metrics at a relative depth: an offset that comes and goes, and context that is learnt."""
     t = np.log10(1 + step)
     offset = 0.02 + 0.9 * depth * np.exp(-((t - 1.2) ** 2) / 0.3)
@@ -67,7 +62,7 @@ def values_at(
     }
 
 
-def token_table(layers: Sequence[str], dim: int, num_types: int = 400) -> pd.DataFrame:
+def token_table(layers, dim, num_types=400):
     """Token types at Zipf frequencies, the less frequent ones farther from the origin."""
     random = np.random.default_rng(1)
     n = np.maximum(1, (20_000 / np.arange(1, num_types + 1))).round()
@@ -90,7 +85,7 @@ def token_table(layers: Sequence[str], dim: int, num_types: int = 400) -> pd.Dat
     return pd.concat(parts, ignore_index=True)
 
 
-def spectrum_table(step: int, layers: Sequence[str], dim: int, n: float) -> pd.DataFrame:
+def spectrum_table(step, layers, dim, n):
     """Power laws that steepen with the step and the depth, and a direction that stands out."""
     index, parts = np.arange(1, dim + 1), []
     for i, layer in enumerate(layers):
@@ -108,22 +103,22 @@ def spectrum_table(step: int, layers: Sequence[str], dim: int, n: float) -> pd.D
 
 
 def make_sweep(
-    folder: Path,
-    steps: Sequence[int] = (0, 1, 8, 64, 512, 4000),
-    num_blocks: int = 3,
+    folder,
+    steps=(0, 1, 8, 64, 512, 4000),
+    num_blocks=3,
     *,
-    dim: int = 64,
-    n: float = 65_536.0,
-    metrics: Sequence[str] = METRICS,
-    duplicates: Mapping[int, int] | None = None,
-    losses: Mapping[int, float] | None = None,
-    changes: Mapping[tuple[int, str, str], float] | None = None,
-    tokens: bool = False,
-    spectra: int = 0,
-    sides: Sequence[str] = ("",),
-    series: Mapping[int, str] | None = None,
-    stderr: float = np.nan,
-) -> Path:
+    dim=64,
+    n=65_536.0,
+    metrics=METRICS,
+    duplicates=None,
+    losses=None,
+    changes=None,
+    tokens=False,
+    spectra=0,
+    sides=("",),
+    series=None,
+    stderr=np.nan,
+):
     """Write a sweep folder.
 
     Args:
@@ -177,9 +172,7 @@ def make_sweep(
     return folder
 
 
-def records_of(
-    values: Mapping[str, Mapping[str, float]], dim: int, loss: float, stderr: float
-) -> list[Record]:
+def records_of(values, dim, loss, stderr):
     """Records of values by layer and metric, and of the loss."""
     return [
         Record(
@@ -202,7 +195,7 @@ EVERYTHING = (
 OUTLIERS = [41, 7, 0, 63]
 
 
-def coordinate_table(step: int, layers: Sequence[str], dim: int = 64):
+def coordinate_table(step, layers, dim=64):
     """Shares of all coordinates: with the steps four come to hold nearly all of V."""
     random, parts = np.random.default_rng(step), []
     for i, layer in enumerate(layers):
@@ -215,7 +208,7 @@ def coordinate_table(step: int, layers: Sequence[str], dim: int = 64):
     return pd.concat(parts, ignore_index=True)
 
 
-def everything(folder: Path) -> Path:
+def everything(folder):
     """Write the folder of a sweep of six steps and three blocks that has all that is drawn.
 
     Four of its checkpoints have a fault each, of which a flag tells; one failed.
@@ -242,7 +235,7 @@ def everything(folder: Path) -> Path:
     return folder
 
 
-def make_models(folder: Path, models: Mapping[str, int], metrics: Sequence[str]) -> Path:
+def make_models(folder, models, metrics):
     """Write the sweep folder of final models.
 
     Args:

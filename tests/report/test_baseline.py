@@ -3,7 +3,7 @@ import numpy as np
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 
 
-def test_the_baseline_is_unknown_only_where_what_it_needs_is() -> None:
+def test_the_baseline_is_unknown_only_where_what_it_needs_is():
     values = {"n": 500.0, "Q": 50.0, "M": 2.0, "norm_mean": 7.0, "participation_ratio": 3.0}
     measured = {key: np.full(3, value) for key, value in values.items()}
     widths = np.array([8.0, 64.0, np.nan])

@@ -1,16 +1,15 @@
 """The figures of the report: what is drawn, and that it can be read."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from embedgeo.drawing import FigureData, style
+from embedgeo.drawing import style
 from embedgeo.glossary import known_terms
 from embedgeo.report import comparison, figures, token_types, variance
-from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.runs import read_runs
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
 DRAWN = {key: term for key, term in known_terms().items() if term.is_drawn}
@@ -19,13 +18,13 @@ SOME = ("n", "Q", "M", "V", "V_W_unbiased", "V_B_unbiased", "intrinsic_dimension
 
 
 @pytest.fixture(autouse=True)
-def in_style() -> Iterator[None]:
+def in_style():
     with style():
         yield
 
 
 @pytest.fixture(scope="session")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def large(tmp_path_factory):
     """154 steps, 33 layers."""
     folder = tmp_path_factory.mktemp("large")
     options = {"metrics": SOME, "tokens": True, "spectra": 9, "losses": {512: 12.0}}
@@ -34,7 +33,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def two_sided(tmp_path_factory):
     """An encoder and a decoder of 14 layers each."""
     folder = tmp_path_factory.mktemp("t5")
     options = {"num_blocks": 12, "metrics": SOME, "sides": ("encoder.", "decoder."), "spectra": 1}
@@ -42,7 +41,7 @@ def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def by_layer(run: Run) -> Iterator[FigureData]:
+def by_layer(run):
     """The figures in which every layer has its place."""
     for draw in (figures.dynamics, figures.profile, figures.heatmap):
         yield draw(run, LONGEST)
@@ -53,14 +52,14 @@ def by_layer(run: Run) -> Iterator[FigureData]:
     yield from variance.spectra_figures(run)
 
 
-def of_long_runs(run: Run) -> Iterator[FigureData]:
+def of_long_runs(run):
     yield from by_layer(run)
     yield figures.composition(run, "step")
     yield from figures.loss_figures(run)
     yield comparison.compare_dynamics([run, run], "V")
 
 
-def assert_readable(data: FigureData) -> None:
+def assert_readable(data):
     """No text leaves the picture, labels of ticks do not overlap, and logarithmic axes say so."""
     figure = data.figure
     figure.canvas.draw()
@@ -88,12 +87,12 @@ def assert_readable(data: FigureData) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_overlaps_or_leaves_the_picture(large: Run, two_sided: Run) -> None:
+def test_nothing_overlaps_or_leaves_the_picture(large, two_sided):
     for data in (*of_long_runs(large), *by_layer(two_sided)):
         assert_readable(data)
 
 
-def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None:
+def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run):
     values = run.values.copy()
     for layer, value in zip(layer_names(3), (90.0, 0.2, 0.3, 0.4, -3.0), strict=True):
         values.loc[(slice(None), layer), "a~b c"] = value
@@ -105,7 +104,7 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None
         assert "beyond: embed 90, norm −3" in [line.get_label() for line in ax.lines]
 
 
-def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(run: Run) -> None:
+def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(run):
     errors = run.errors.copy()
     errors.loc[(8, "block.01"), "M_over_Q"] = np.nan
     errors.loc[(64, "embed"), "M_over_Q"] = np.nan

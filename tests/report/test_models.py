@@ -1,7 +1,6 @@
 """The report of final models: no steps, compared over depth; words and batches."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ SHORT = ["bert-l", "bert-s", "gpt"]
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Page:
+def three(tmp_path_factory):
     metrics = ("n", "Q", "Q_t_cv")
     folder = make_models(tmp_path_factory.mktemp("models") / "three", THREE, metrics=metrics)
     with unpainted():
@@ -24,7 +23,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(folder / "report" / "index.html")
 
 
-def test_final_models_have_no_steps_and_are_compared_over_depth(three: Page) -> None:
+def test_final_models_have_no_steps_and_are_compared_over_depth(three):
     alts = " ".join(image["alt"] or "" for image in three.all("img"))
     assert not re.search(r"\bsteps?\b", three.text + alts, re.IGNORECASE)
     assert not [name for name in three.figures if re.search("dynamics|heatmap|loss", name)]
@@ -36,7 +35,7 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(three: Page) -> 
         assert not re.search(r"\bstep\b", path.read_text()), path
 
 
-def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:
+def test_a_final_model_is_no_point_of_a_run(tmp_path):
     folder = make_sweep(tmp_path / "mix", (4, 8, 64), 2, metrics=("n", "M"))
     make_models(folder, {"one/bert": 2, "two/bert": 3, "two/gpt": 1}, metrics=("n", "M"))
     steps = {run.label: run.steps if run.has_steps else None for run in read_runs([folder])}

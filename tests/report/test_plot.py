@@ -1,21 +1,16 @@
 """`embedgeo.plot`: the report's drawings, whatever holds the results, in figures or axes."""
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from embedgeo import load_results, plot
 from embedgeo.drawing import style
 from embedgeo.report import figures, variance
-from embedgeo.report.runs import Run
 from tests.report.synthetic import make_models
 
 METRIC = "M_over_Q"
@@ -37,15 +32,15 @@ IN_AXES = {  # what the report draws of a run, and how it is asked for here
 
 
 @pytest.fixture
-def ax() -> Iterator[Axes]:
+def ax():
     figure, ax = plt.subplots()
     yield ax
     plt.close(figure)
 
 
-def shown(ax: Axes) -> list[object]:
+def shown(ax):
     """The data and the limits of axes."""
-    found: list[object] = [line.get_xydata() for line in ax.lines]
+    found = [line.get_xydata() for line in ax.lines]
     for drawn in ax.collections:
         found += [path.vertices for path in drawn.get_paths()]
         found += [drawn.get_offsets(), drawn.get_array()]
@@ -54,20 +49,18 @@ def shown(ax: Axes) -> list[object]:
     return [*found, ax.get_xlim(), ax.get_ylim(), ax.get_yscale()]
 
 
-def words(figure: Figure) -> list[str]:
+def words(figure):
     return [figure.texts[0].get_text().strip(), *(text.get_text() for text in figure.artists)]
 
 
-def require_same(one: Figure, other: Figure) -> None:
+def require_same(one, other):
     for mine, theirs in zip(one.axes, other.axes, strict=True):
         for a, b in zip(shown(mine), shown(theirs), strict=True):
             np.testing.assert_equal(a, b)
 
 
 @pytest.mark.parametrize("kind", IN_AXES)
-def test_figures_are_those_of_the_report_also_in_given_axes(
-    sweep: Path, run: Run, ax: Axes, kind: str
-) -> None:
+def test_figures_are_those_of_the_report_also_in_given_axes(sweep, run, ax, kind):
     of_report, options = IN_AXES[kind]
     with style():
         expected = of_report(run).figure
@@ -83,7 +76,7 @@ def test_figures_are_those_of_the_report_also_in_given_axes(
         np.testing.assert_equal(mine.get_xydata(), theirs.get_xydata())
 
 
-def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
+def test_every_kind_of_results_gives_the_same_figure(sweep):
     columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     table = load_results(sweep).query("metric in ['n', 'Q', 'M', @METRIC]")
     records = table[columns].to_dict("records")
@@ -94,8 +87,8 @@ def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
 
 
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(
-    sweep: Path,
-) -> None:
+    sweep,
+):
     before = plt.get_fignums()
     expected = plot(sweep, "profile", METRIC)._repr_png_()
     assert expected.startswith(b"\x89PNG")
@@ -104,7 +97,7 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
     assert plt.get_fignums() == before
 
 
-def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
+def test_of_several_runs_one_is_chosen(tmp_path):
     folder = make_models(tmp_path / "models", {"lab/one": 2, "lab/two": 3}, metrics=("M", "Q"))
     for results in (folder, load_results(folder)):
         with pytest.raises(ValueError, match=r"results has 2: choose one by run=, of .*one, .*two"):

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from embedgeo.report import figures
-from embedgeo.report.runs import Run, make_run, runs_of_records, with_baseline
+from embedgeo.report.runs import make_run, runs_of_records, with_baseline
 from embedgeo.report.story import stories, story
 
 LAYERS = ("embed", "block.00", "block.01")
 
 
-def run_of(means: dict[int, float], error: float = nan, metric: str = "M_over_Q") -> Run:
+def run_of(means, error=nan, metric="M_over_Q"):
     """A run of two blocks, one 0.1 below and one 0.1 above their mean."""
     records = [
         {
@@ -31,7 +31,7 @@ def run_of(means: dict[int, float], error: float = nan, metric: str = "M_over_Q"
     return replace(runs_of_records(pd.DataFrame(records))[0], label="run")
 
 
-def test_a_sentence_says_where_a_number_began_turned_and_ended() -> None:
+def test_a_sentence_says_where_a_number_began_turned_and_ended():
     run = run_of({0: 0.5, 10: 0.2, 100: 0.9, 1000: 0.75}, error=0.012)
     assert story(run) == [
         "M / Q: 0.500 ± 0.012 at step 0, lowest 0.200 ± 0.012 at step 10, "
@@ -41,7 +41,7 @@ def test_a_sentence_says_where_a_number_began_turned_and_ended() -> None:
     assert stories([run]) == [("run", story(run))]
 
 
-def records_of(metric: str, step: int, **values: float) -> list[dict[str, object]]:
+def records_of(metric, step, **values):
     layers = {"mean": -1, "b0": 1, "b1": 2}
     return [
         {"step": step, "layer": layer.replace("b", "block.0"), "layer_index": layers[layer]}
@@ -50,7 +50,7 @@ def records_of(metric: str, step: int, **values: float) -> list[dict[str, object
     ]
 
 
-def test_a_mean_is_the_one_on_record_or_there_is_none() -> None:
+def test_a_mean_is_the_one_on_record_or_there_is_none():
     records = [
         each
         for step in (0, 8)
@@ -71,9 +71,7 @@ def test_a_mean_is_the_one_on_record_or_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("b0", "rows", "value"), [({}, "all rows", 4), ({"b0": 2.0}, "without massive rows", 2.5)]
 )
-def test_lines_and_sentences_say_of_which_rows_they_are(
-    b0: dict[str, float], rows: str, value: float
-) -> None:
+def test_lines_and_sentences_say_of_which_rows_they_are(b0, rows, value):
     records = []
     for step in (0, 8):
         records += records_of("V_W_over_V_unbiased", step, b0=2.0, b1=6.0)
@@ -93,5 +91,5 @@ def test_lines_and_sentences_say_of_which_rows_they_are(
 
 
 @pytest.mark.parametrize("run", [run_of({4: 0.5}), run_of({0: 0.5, 8: 0.7}, metric="my_own")])
-def test_one_measurement_and_other_numbers_have_no_sentence(run: Run) -> None:
+def test_one_measurement_and_other_numbers_have_no_sentence(run):
     assert stories([run]) == []

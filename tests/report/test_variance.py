@@ -1,29 +1,26 @@
 """How variance is spread: eigenvalue spectra and the largest coordinates."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from embedgeo.drawing import style
 from embedgeo.report import variance
-from embedgeo.report.runs import Run
 from tests.report.synthetic import coordinate_table, layer_names, spectrum_table
 
 LAYERS, LAST = layer_names(3), 4000
 
 
 @pytest.fixture(autouse=True)
-def in_style() -> Iterator[None]:
+def in_style():
     with style():
         yield
 
 
 def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(
-    run: Run,
-) -> None:
+    run,
+):
     (figure,) = variance.spectra_figures(run)
     numbers = figure.numbers
     assert list(numbers) == [*LAYERS, "Gaussian rows"]
@@ -40,13 +37,13 @@ def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_th
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
 
 
-def drawn(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
+def drawn(run, table):
     """The numbers that are drawn of another table of spectra, None if there is no figure."""
     figures = [*variance.spectra_figures(replace(run, tables={"spectra": {8: table}}))]
     return figures[0].numbers if figures else None
 
 
-def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run) -> None:
+def test_what_is_zero_infinite_or_unknown_is_not_drawn(run):
     table = spectrum_table(8, ["embed", "block.00", "block.01", "mean(last2)"], 64, 40)
     table.loc[(table["layer"] == "block.00") & (table["index"] > 39), "eigenvalue"] = 0.0
     table.loc[table["layer"] == "embed", "eigenvalue"] = np.nan
@@ -60,7 +57,7 @@ def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run) -> None:
         assert found["Gaussian rows"].isna().all()
 
 
-def test_the_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
+def test_the_largest_coordinates_of_every_layer_are_named(run):
     (data,) = variance.coordinate_tables(run)
     numbers, last = data.numbers.sort_index(), coordinate_table(LAST, LAYERS)
     cells = data.cells.set_index("layer")
@@ -78,6 +75,6 @@ def test_the_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
             assert cells.loc[layer, words] == ", ".join(shown)
 
 
-def test_without_such_tables_there_are_no_such_figures(run: Run) -> None:
+def test_without_such_tables_there_are_no_such_figures(run):
     bare = replace(run, tables={})
     assert [*variance.coordinate_tables(bare), *variance.spectra_figures(bare)] == []

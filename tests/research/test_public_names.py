@@ -2,11 +2,11 @@
 
 import ast
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 PUBLIC = ("embedgeo", *(f"embedgeo.{name}" for name in ("functional", "metrics", "results")))
 PUBLIC += ("embedgeo.report", "embedgeo.text")
 
@@ -32,7 +32,7 @@ def faults(source):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "research").rglob("*.py")), ids=lambda p: p.stem)
 def test_research_imports_public_names_only(path):
-    source = path.read_text(encoding="utf-8")
+    source = path.read_text()
     assert faults(source) == []
     assert "from benchmarks" not in source
     assert "import benchmarks" not in source

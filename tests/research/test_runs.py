@@ -15,9 +15,9 @@ RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_script_prints_its_tables(name, monkeypatch, capsys):
+def test_a_script_prints_its_tables(name, monkeypatch, printed):
     options, line = RUNS[name]
     monkeypatch.delitem(sys.modules, f"research.{name}", raising=False)
     monkeypatch.setattr(sys, "argv", [name, *options.split()])
     runpy.run_module(f"research.{name}", run_name="__main__")
-    assert line in capsys.readouterr().out
+    assert line in printed()

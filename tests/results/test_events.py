@@ -1,8 +1,6 @@
 """TensorBoard's tags and charts."""
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
@@ -17,7 +15,7 @@ from embedgeo.results.events import (
 from embedgeo.results.records import Record, block_means
 
 
-def test_the_custom_scalars_page_has_a_chart_of_each_metric_in_the_order_of_the_glossary() -> None:
+def test_the_custom_scalars_page_has_a_chart_of_each_metric_in_the_order_of_the_glossary():
     metrics = in_order(["mine", "anisotropy_whitened", *reversed(known_terms())])
     layout = custom_scalars_layout(metrics[::-1], "run")
     groups = [group for group in GROUPS if group in {term(metric).group for metric in metrics}]
@@ -35,7 +33,7 @@ def test_the_custom_scalars_page_has_a_chart_of_each_metric_in_the_order_of_the_
     assert drawn[: len(headlines())] == [*headlines()]
 
 
-def records_of(layers: Sequence[str], metric: str = "V") -> list[Record]:
+def records_of(layers, metric="V"):
     return [
         Record(layer=layer, layer_index=i, width=4, metric=metric, value=i + 1.0, stderr=0.5)
         for i, layer in enumerate(layers)
@@ -46,8 +44,8 @@ def records_of(layers: Sequence[str], metric: str = "V") -> list[Record]:
     "layers", [("hidden.00", "hidden.01", "hidden.02"), ("hidden.02", "block.00", "block.01")]
 )
 def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(
-    layers: tuple[str, ...],
-) -> None:
+    layers,
+):
     values = {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(layers)}
     records = records_of(layers)
     mean = {"geometry.V/mean": 2.5}
@@ -60,7 +58,7 @@ def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(
     }
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again(tmp_path):
     layers = ["embed", "block.00", "decoder.block.00", "mean(last4)", "decoder.mean(last2)"]
     records = [*records_of(layers, "M"), *records_of(layers, "V")]
     means = block_means(records)
@@ -71,7 +69,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert sorted(found, key=str) == sorted(read, key=str)
 
 
-def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path: Path) -> None:
+def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         for tag in ("loss", "optim.lr/group0", "one.V/embed", "one.V/mean", "two.V/x/y"):
             writer.add_scalar(tag, 1.0, 0)
@@ -96,14 +94,14 @@ ODD = {  # layers and how they stand in tags
 }
 
 
-def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
+def test_tags_have_no_parentheses_and_no_two_layers_have_the_same():
     mean = Record(layer="mean", layer_index=-1, width=4, metric="V", value=2.0, stderr=0.5)
     scalars = tagged_scalars([*records_of([*ODD]), mean])
     assert list(scalars) == [f"geometry.V/{part}" for part in (*ODD.values(), "mean")]
     assert list(scalars.values()) == [*range(1, len(ODD) + 1), 2.0]
 
 
-def test_no_two_metrics_have_the_same_tags_or_chart() -> None:
+def test_no_two_metrics_have_the_same_tags_or_chart():
     records = [each for key in ("a b", "a_b") for each in records_of(["embed"], key)]
     assert [*tagged_scalars(records)] == ["geometry.a_b_/embed", "geometry.a_b/embed"]
     (charts,) = custom_scalars_layout(["a b", "a_b"]).values()

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
@@ -11,16 +10,13 @@ import pytest
 
 from embedgeo.results.folder import SweepFolder, drift_file
 from embedgeo.results.parquet import SCHEMA, write_parquet
+from tests.files import contents
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)
 
 
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path) -> None:
+def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     others = folder.tensorboard / "mine" / "events.out.tfevents.1700000000.host.1234.0"
     others.parent.mkdir(parents=True)
@@ -28,15 +24,15 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     folder.rebuild()
     own = {step: f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
     kept = {str(others.relative_to(folder.tensorboard))}
-    assert files(folder.tensorboard) == {*own.values()} | kept
+    assert {*contents(folder.tensorboard)} == {*own.values()} | kept
     assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
     (folder.checkpoints / "step1.parquet").unlink()  # whose events go
     folder.rebuild()
-    assert files(folder.tensorboard) == {own[0], own[8]} | kept
+    assert {*contents(folder.tensorboard)} == {own[0], own[8]} | kept
 
 
-def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None:
+def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
     records = folder.read("step0")
     odd = ["=1+1", "-a", "a=b"]
@@ -50,9 +46,7 @@ def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("again", ["step1", "step8"])
-def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(
-    tmp_path: Path, again: str
-) -> None:
+def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(tmp_path, again):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
     assert folder.tables("tokens").keys() == {"step0", "step8"}
     drift = folder.read("step8")[:1].assign(metric="cka_to_previous")
@@ -69,7 +63,7 @@ def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(
     assert b"cka_to_previous" not in events.read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
+def test_a_folder_that_cannot_be_written_is_named():
     with TemporaryDirectory(dir="/tmp") as name:
         out = SweepFolder(name)
         out.open({}, {})
@@ -103,26 +97,26 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     ],
 )
 def test_a_run_is_called_after_its_model_or_series_and_stays_inside_the_folder(
-    tmp_path: Path, models: list[str], run: str
-) -> None:
+    tmp_path, models, run
+):
     folder = SweepFolder(make_sweep(tmp_path, range(len(models)), 1, metrics=("M",)))
     for step, model in enumerate(models):
         folder.write(f"step{step}", folder.read(f"step{step}").assign(model=model))
     assert [*folder.runs()] == [run]
 
 
-def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path: Path) -> None:
+def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path):
     series = {0: "b", 1: "b", 8: "a/ä"}
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, series=series))
     late = folder.checkpoints / "step8.parquet"
     shutil.move(late, tmp_path / "late.parquet")
     folder.rebuild()
-    assert files(folder.tensorboard) == {
+    assert {*contents(folder.tensorboard)} == {
         f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)
     }
     shutil.move(tmp_path / "late.parquet", late)
     folder.rebuild()
-    assert files(folder.tensorboard) == {
+    assert {*contents(folder.tensorboard)} == {
         *(f"b/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)),
         "a%2F%C3%A4/events.out.tfevents.000000000008.step8",
     }
@@ -133,7 +127,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
 
 
-def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
+def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     for name in ("step1", "step16"):
         folder.write_failure(name, "OSError: no")
@@ -142,7 +136,7 @@ def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
     assert folder.failures() == {"step16": "OSError: no"}
 
 
-def test_another_version_goes_on_where_no_number_is_another(tmp_path: Path) -> None:
+def test_another_version_goes_on_where_no_number_is_another(tmp_path):
     SweepFolder(tmp_path).open({"steps": "all", "colour": None}, {"versions": {"embedgeo": "0.0"}})
     SweepFolder(tmp_path).open({"steps": "all", "newer": False}, {})
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -150,4 +144,4 @@ def test_another_version_goes_on_where_no_number_is_another(tmp_path: Path) -> N
     message = r"embedgeo 0\.0, has others: definitions was 0, is \d+, rows was None, is 'tokens'\. "
     with pytest.raises(ValueError, match=message):
         SweepFolder(tmp_path).open({"steps": "all", "rows": "tokens"}, {})
-    assert files(tmp_path) == {"manifest.json"}
+    assert {*contents(tmp_path)} == {"manifest.json"}

@@ -24,7 +24,7 @@ COLUMNS = {
 }
 
 
-def step_records(sweep: Path) -> list[Record]:
+def step_records(sweep):
     folder = SweepFolder(sweep)
     return [
         Record(step=int(frame["step"].iloc[0]), **record)
@@ -35,12 +35,12 @@ def step_records(sweep: Path) -> list[Record]:
     ]
 
 
-def swept(folder: Path) -> Path:
+def swept(folder):
     metrics = ("n", "M", "V", "V_W_unbiased")
     return make_sweep(folder, (8, 0, 1), 2, duplicates={1: 0}, metrics=metrics, stderr=0.1)
 
 
-def monitored(folder: Path) -> Path:
+def monitored(folder):
     records = step_records(swept(folder / "aside"))
     for inside, prefix in (("a", "geometry"), ("a", "probe"), ("b", "geometry")):
         file = HistoryFile(folder / "runs" / inside, prefix)
@@ -49,7 +49,7 @@ def monitored(folder: Path) -> Path:
     return folder / "runs"
 
 
-def events(folder: Path) -> Path:
+def events(folder):
     (folder / "runs").mkdir()
     every = step_records(swept(folder / "aside"))
     for step in (0, 8):
@@ -62,9 +62,7 @@ KINDS = {"sweep": swept, "histories": monitored, "events": events}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
-    tmp_path: Path, kind: str
-) -> None:
+def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(tmp_path, kind):
     table = load_results(str(KINDS[kind](tmp_path)))
     assert list(table) == list(COLUMNS)
     for name, dtype in COLUMNS.items():
@@ -96,7 +94,7 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
         assert table["stderr"].isna().all()
 
 
-def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
+def test_a_sweeps_values_are_those_of_its_files(tmp_path):
     table = load_results(swept(tmp_path))
     at = ["step", "layer", "metric"]
     files = [SweepFolder(tmp_path).read(f"step{step}") for step in (0, 1, 8)]
@@ -107,21 +105,21 @@ def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     assert table[table["layer"] == "model"]["layer_index"].tolist() == [-1, -1, -1]
 
 
-def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path: Path) -> None:
+def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path):
     told = [("block.01", 2, "alarm_M", 8.0), ("mean", -1, "alarm_M", 20.0), ("mean", -1, "x", 9.0)]
     records = [
         {"step": 5, "layer": layer, "layer_index": i, "width": 8, "metric": key, "value": value}
         for layer, i, key, value in told
     ]
     file = HistoryFile(tmp_path)
-    file.add(records)  # type: ignore[arg-type]  # without a standard error
+    file.add(records)  # without a standard error
     file.close()
     table = load_results(tmp_path)
     found = table.set_index(["layer", "metric"])["value"].to_dict()
     assert found == {("block.01", "alarm_M"): 8.0, ("mean", "alarm_M"): 20.0, ("mean", "x"): 9.0}
 
 
-def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: Path) -> None:
+def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path):
     for run in ("run-1", "run-2"):
         file = HistoryFile(tmp_path / "wandb" / run / "files")
         file.add([{"step": 0, **Record(layer="a", layer_index=0, width=4, metric="V", value=1.0)}])
@@ -131,9 +129,7 @@ def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: 
     assert load_results(folder / "run-2" / "files")["run"].tolist() == ["run-2"]
 
 
-def test_a_folder_has_one_name_from_wherever_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_has_one_name_from_wherever_it_is_read(tmp_path, monkeypatch):
     folder = monitored(tmp_path)
     monkeypatch.chdir(folder / "b")
     for source in (folder / "b", folder / "b" / "history.parquet", ".", f"{folder}/b/../b/"):
@@ -148,7 +144,7 @@ def test_a_folder_has_one_name_from_wherever_it_is_read(
     assert load_results(folder)["run"].unique().tolist() == ["c/a", "runs/a", "runs/a probe"]
 
 
-def test_where_there_is_nothing_or_what_is_there_is_damaged_that_is_said(tmp_path: Path) -> None:
+def test_where_there_is_nothing_or_what_is_there_is_damaged_that_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"load_results takes a folder .*x is none\."):
         load_results(tmp_path / "x")
     for path in (tmp_path / "x", tmp_path / "y" / "checkpoints"):

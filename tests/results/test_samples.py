@@ -1,7 +1,6 @@
 """Files of saved samples: what is in them, and what is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,16 +18,16 @@ LAYERS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     write_sample(tmp_path, "step8", LAYERS, ABOUT)
     return tmp_path
 
 
-def file(folder: Path) -> Path:
+def file(folder):
     return folder / "samples" / "step8.safetensors"
 
 
-def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder: Path) -> None:
+def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder):
     for sample in (
         load_sample(file(folder)),
         load_sample(str(folder)),
@@ -37,14 +36,13 @@ def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder: Path) -> 
         assert (sample.model, sample.revision, sample.step) == ("lab/tiny", "step8", 8)
         assert list(sample.layers) == ["embed", "a/b"]
         rows = sample.layers["a/b"].rows
-        assert rows is not None
         assert rows.equal(LAYERS["a/b"].rows)
         assert sample.layers["a/b"].mean is None
         assert sample.layers["embed"].n == 40
     assert {path.name for path in folder.rglob("*")} == {"samples", "step8.safetensors"}
 
 
-def test_the_file_says_what_it_holds(folder: Path) -> None:
+def test_the_file_says_what_it_holds(folder):
     names = {"embed/mean", "embed/eigenvalues", "a/b/rows", "a/b/row_numbers"}
     assert set(load_file(file(folder))) == names
     with safe_open(file(folder), "pt") as opened:
@@ -57,14 +55,14 @@ def test_the_file_says_what_it_holds(folder: Path) -> None:
     }
 
 
-def test_the_same_sample_is_the_same_file(folder: Path) -> None:
+def test_the_same_sample_is_the_same_file(folder):
     before = file(folder).read_bytes()
     write_sample(folder, "step8", dict(LAYERS), dict(ABOUT))
     assert file(folder).read_bytes() == before
 
 
 @pytest.mark.parametrize("how", ["cut", "foreign", "no layers"])
-def test_a_damaged_or_foreign_file_is_named(folder: Path, how: str) -> None:
+def test_a_damaged_or_foreign_file_is_named(folder, how):
     path = file(folder)
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-9])
@@ -79,13 +77,13 @@ def test_a_damaged_or_foreign_file_is_named(folder: Path, how: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_another_version_is_refused(folder: Path) -> None:
+def test_another_version_is_refused(folder):
     save_file({}, file(folder), {"embedgeo": '{"version": 2, "new": true}'})
     with pytest.raises(ValueError, match="must have version 1 of the schema; it has 2"):
         load_sample(folder)
 
 
-def test_what_is_not_there_is_said(folder: Path) -> None:
+def test_what_is_not_there_is_said(folder):
     write_sample(folder, "step9", LAYERS, ABOUT)
     with pytest.raises(ValueError, match=r"name must be .*; .* has samples of step8, step9"):
         load_sample(folder)

@@ -51,7 +51,7 @@ def reader(monkeypatch):
 def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TEXT))
-    return str(path)
+    return path
 
 
 @pytest.fixture
@@ -62,5 +62,5 @@ def options(text, tmp_path):
         "seq_len": 16,
         "num_tokens": 64,
         "batch_size": 2,
-        "out": str(tmp_path / "out"),
+        "out": tmp_path / "out",
     }

@@ -1,9 +1,13 @@
 """A sweep with its settings as keywords."""
 
-from typing import Any
+from pathlib import Path
 
-import embedgeo.sweep
+from embedgeo.sweep import SweepSettings, sweep as swept
 
 
-def sweep(model: str | list[str], **options: Any) -> int:
-    return embedgeo.sweep.sweep(embedgeo.sweep.SweepSettings(model, **options))
+def sweep(model, **options):
+    """Paths may be given for strings."""
+    given = {"model": model, **options}
+    return swept(
+        SweepSettings(**{k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
+    )

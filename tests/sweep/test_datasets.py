@@ -1,7 +1,6 @@
 """Text from datasets on the Hub, by the real library and a Hub on this machine."""
 
 import json
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfFileSystem
@@ -61,7 +60,7 @@ def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(
     monkeypatch.setattr(
         Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self))
     )
-    sweep(str(tmp_path / "run"), **{**options, "text": "hf://datasets/lab/web"}, unit="document")
+    sweep(tmp_path / "run", **{**options, "text": "hf://datasets/lab/web"}, unit="document")
     assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
 
 
@@ -71,19 +70,19 @@ def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(
 ):
     local_run(tmp_path / "run", (1,))
     on_web = {**options, "text": "hf://datasets/lab/web", "special_tokens": "none"}
-    assert sweep(str(tmp_path / "run"), **on_web) == 0
-    manifest = json.loads((Path(options["out"]) / "manifest.json").read_text())
+    assert sweep(tmp_path / "run", **on_web) == 0
+    manifest = json.loads((options["out"] / "manifest.json").read_text())
     local_run(tmp_path / "run", (1, 2))
-    assert sweep(str(tmp_path / "run"), **on_web) == 0
-    assert json.loads((Path(options["out"]) / "manifest.json").read_text()) == manifest
+    assert sweep(tmp_path / "run", **on_web) == 0
+    assert json.loads((options["out"] / "manifest.json").read_text()) == manifest
     changed = [{**row, "text": row["text"].replace("dog", "cat")} for row in ROWS]
     web.add("datasets/lab/web", "main", {"train.jsonl": lines(changed)})
     HfFileSystem.clear_instance_cache()
     local_run(tmp_path / "run", (1, 2, 4))
     with pytest.raises(ValueError, match="on one text; the dataset no longer gives that of"):
-        sweep(str(tmp_path / "run"), **on_web)
+        sweep(tmp_path / "run", **on_web)
     with pytest.raises(ValueError, match="text_sha256 was"):
-        sweep(str(tmp_path / "run"), **{**on_web, "text": "hf://datasets/lab/web:test"})
+        sweep(tmp_path / "run", **{**on_web, "text": "hf://datasets/lab/web:test"})
 
 
 def test_what_is_not_there_is_named_in_a_line(web):

@@ -2,8 +2,6 @@
 place.
 """
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -13,7 +11,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
 
-def require_same(out: Path, whole: Path) -> None:
+def require_same(out, whole):
     """The same numbers, standard errors and tables to 1e-9, and nothing left of the files in
     between.
     """
@@ -40,7 +38,7 @@ def test_a_model_on_disk_gives_the_same_numbers(tmp_path, options, kind, caplog)
         maps["parts"] = {f"transformer.{part}": "cpu" for part in parts}
         maps["parts"] |= {"transformer.h.1": "disk", "lm_head": "cpu"}
     for name, device_map in maps.items():
-        asked = {**options, "out": str(tmp_path / name), "device_map": device_map}
+        asked = {**options, "out": tmp_path / name, "device_map": device_map}
         assert sweep(run, **asked) == 0
         require_same(tmp_path / name, tmp_path / "whole")
     assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
@@ -53,8 +51,8 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
     options |= {"token_tables": True, "dtype": "bfloat16", "jackknife": 2}
     for device_map in (None, "auto"):
         out = tmp_path / str(device_map)
-        asked = {**options, "out": str(out), "device_map": device_map}
-        assert sweep(str(tmp_path / "run"), **asked) == 0
+        asked = {**options, "out": out, "device_map": device_map}
+        assert sweep(tmp_path / "run", **asked) == 0
         require_same(out, tmp_path / "None")
 
 

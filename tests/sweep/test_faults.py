@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
-from tests.files import Payload
+from tests.files import Payload, contents
 from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -43,11 +43,11 @@ def commits(hub):
 
 
 def done(options):
-    return sorted(path.stem for path in (Path(options["out"]) / "checkpoints").glob("*.parquet"))
+    return sorted(path.stem for path in (options["out"] / "checkpoints").glob("*.parquet"))
 
 
 def reasons(options):
-    return {path.stem: path.read_text() for path in (Path(options["out"]) / "failed").glob("*.txt")}
+    return {path.stem: path.read_text() for path in (options["out"] / "failed").glob("*.txt")}
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_faults_that_pass_are_mended(hub, options, monkeypatch):
             hub.fail("config.json", commit, 503, 429)
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == [f"step{step}" for step in range(len(faults))]
-    assert not (Path(options["out"]) / "failed").exists()
+    assert not (options["out"] / "failed").exists()
     assert set(map(tuple, hub.faults.values())) == {()}
 
 
@@ -85,7 +85,7 @@ STRIKES = {  # by step: where, what happens there, words of the reason
 
 @pytest.mark.usefixtures("reader")
 def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
-    hub, options, monkeypatch, capsys
+    hub, options, monkeypatch, printed
 ):
     commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(9)]
     # a duplicate of a checkpoint that fails is measured itself
@@ -111,7 +111,7 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     assert done(options) == ["step0", "step10"]
     for step, (_, _, reason) in STRIKES.items():
         assert reason in reasons(options)[f"step{step}"]
-    said = capsys.readouterr().out
+    said = printed()
     assert "2 of 10 checkpoints done" in said
     assert "failed: step1: " in said
     hub.faults.clear()
@@ -120,7 +120,7 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     assert len(done(options)) == 10
     # step 2 is copied from its duplicate or read itself
     assert set(hub.downloads()) | {commits[2]} == {commits[step] for step in STRIKES}
-    assert not (Path(options["out"]) / "failed").exists()
+    assert not (options["out"] / "failed").exists()
 
 
 def broken(step=1, **changes):
@@ -139,7 +139,8 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code runs"),
+        ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code true runs"),
+        ({"architectures": ["Mine"]}, "architectures must name a class of transformers; got Mine"),
         ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible"),
     ],
 )
@@ -184,7 +185,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["step0", "step1", "step2"]
-    assert list(Path(options["out"]).glob(".*")) == []
+    assert list(options["out"].glob(".*")) == []
 
 
 # ── one clear error, and nothing written
@@ -212,27 +213,27 @@ def test_arguments_that_cannot_be(hub, commits, options):
         ({"text": "/does/not/exist"}, "text must be files that exist"),
     ):
         assert_refused(match, REPOSITORY, **{**options, **changes})
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
 
 
 @pytest.mark.usefixtures("reader")
 def test_other_settings_into_a_folder_are_refused(hub, commits, options):
     sweep(REPOSITORY, **options)
-    before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+    before = contents(options["out"])
     assert_refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
     assert_refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
-    Path(options["text"]).write_text(
+    options["text"].write_text(
         "Other words, as many as are needed to fill a few sequences of tokens. " * 9
     )
     assert_refused("text_sha256 was", REPOSITORY, **options)
-    assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+    assert before == contents(options["out"])
 
 
 def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    assert_refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
+    assert_refused("must be a new folder", REPOSITORY, **{**options, "out": tmp_path})
     assert sorted(tmp_path.rglob("*")) == before
-    out = Path(options["out"])
+    out = options["out"]
     out.mkdir()
     for manifest in ("{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"):
         (out / "manifest.json").write_text(manifest)
@@ -249,7 +250,7 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
         patched.setattr("embedgeo.results.folder.write_events", full)
         assert "events.out" in assert_refused("No space left", REPOSITORY, **options)
     assert done(options) == ["step0", "step1", "step2"]
-    assert list(Path(options["out"]).glob(".*")) == []
+    assert list(options["out"].glob(".*")) == []
     assert sweep(REPOSITORY, **options) == 0
 
 
@@ -258,10 +259,10 @@ def test_a_hub_that_does_not_answer_or_a_folder_that_cannot_be_written_is_named(
 ):
     hub.close()
     assert_refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
-    Path(options["out"]).write_text("a file")
+    options["out"].write_text("a file")
     run = str(write_files(tmp_path / "run", checkpoint_files(1)))
     assert_refused("must be a folder that can be written", run, **options)
-    assert Path(options["out"]).read_text() == "a file"
+    assert options["out"].read_text() == "a file"
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
@@ -294,7 +295,7 @@ def test_two_tokenizers_in_a_run_are_named_and_one_is_chosen(tmp_path, options):
         str(run),
         **options,
     )
-    assert sweep(str(run), **options, tokenizer=str(run / "step2")) == 0
+    assert sweep(run, **options, tokenizer=run / "step2") == 0
 
 
 # ── checkpoints that mean harm
@@ -349,7 +350,7 @@ def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_pat
     hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **evil})
     before = set(tmp_path.rglob("*"))
     assert sweep(REPOSITORY, **options) == 0
-    inside = (Path(options["out"]), Path(constants.HF_HUB_CACHE))
+    inside = (options["out"], Path(constants.HF_HUB_CACHE))
     new = set(tmp_path.rglob("*")) - before
     assert all(any(path == root or root in path.parents for root in inside) for path in new)
     assert not any("escaped" in what or ".." in what for _, what, _ in hub.requests)
@@ -374,7 +375,7 @@ def test_revision_names_stay_inside_the_folder(hub, options):
     hub.add(REPOSITORY, "a/step2", checkpoint_files(2))
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["%2E.%2F..%2Fstep1", "a%2Fstep2"]
-    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {
+    assert set(pd.read_csv(options["out"] / "metrics.csv")["revision"]) == {
         "../../step1",
         "a/step2",
     }

@@ -23,8 +23,9 @@ from tests.sweep.tiny import (
 )
 
 
-def facts(checkpoints):
-    return [(c.name, c.revision, c.step, c.position.series, c.has_step) for c in checkpoints]
+def facts(model, *args, **options):
+    found = list_checkpoints(str(model), *args, **options)
+    return [(c.name, c.revision, c.step, c.position.series, c.has_step) for c in found]
 
 
 # ── what is one checkpoint
@@ -36,7 +37,7 @@ def test_a_folder_saved_by_save_pretrained_is_a_final_model(tmp_path, options):
     made.save_pretrained(run)
     tokenizer = tokenizer_of(tokenizer_files("bert"))
     tokenizer.save_pretrained(run)
-    assert sweep(str(run), **options) == 0
+    assert sweep(run, **options) == 0
     folder = SweepFolder(options["out"])
     assert folder.done() == {"my-bert"}
     facts = folder.facts("my-bert")
@@ -50,25 +51,25 @@ def test_a_folder_saved_by_save_pretrained_is_a_final_model(tmp_path, options):
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_repository_without_steps_is_its_main(hub, options, capsys):
+def test_a_repository_without_steps_is_its_main(hub, options, printed):
     commit = hub.add(REPOSITORY, "main", checkpoint_files(0))
     hub.add(REPOSITORY, "v1.0", checkpoint_files(1), kind="tags")
-    assert facts(list_checkpoints(REPOSITORY)) == [("main", "main", 0, "", False)]
-    assert facts(list_checkpoints(REPOSITORY, "v1.0")) == [("v1.0", "v1.0", 0, "", False)]
+    assert facts(REPOSITORY) == [("main", "main", 0, "", False)]
+    assert facts(REPOSITORY, "v1.0") == [("v1.0", "v1.0", 0, "", False)]
     for steps in ("all", "final", "log", "0", [0]):
         assert sweep(REPOSITORY, **options, steps=steps, dry_run=True) == 0
-        row, total = capsys.readouterr().out.splitlines()
+        row, total = printed().splitlines()
         assert row.split()[:3] == ["final", "main", commit[:12]]
         assert total.startswith("1 checkpoint")
     assert sweep(REPOSITORY, **options) == 0
-    assert "moved" not in capsys.readouterr().out
+    assert "moved" not in printed()
     assert set(SweepFolder(options["out"]).read("main")["commit"]) == {commit}
     assert check(REPOSITORY) == 0
-    assert "0 of them with the weights of an earlier one" in capsys.readouterr().out
+    assert "0 of them with the weights of an earlier one" in printed()
     with pytest.raises(
         ValueError, match="steps must name steps of which there is a checkpoint; got 512"
     ):
-        sweep(REPOSITORY, **{**options, "out": options["out"] + "2"}, steps="512")
+        sweep(REPOSITORY, **{**options, "out": f"{options['out']}2"}, steps="512")
 
 
 @pytest.mark.usefixtures("reader")
@@ -77,8 +78,8 @@ def test_a_repository_with_steps_is_final_only_where_that_is_asked_for(hub, opti
         hub.add(REPOSITORY, revision, checkpoint_files(step))
     assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step0", "step8"]
     final = [("main", "main", 0, "", False)]
-    assert facts(list_checkpoints(REPOSITORY, final=True)) == final
-    assert facts(list_checkpoints(REPOSITORY, "main")) == final
+    assert facts(REPOSITORY, final=True) == final
+    assert facts(REPOSITORY, "main") == final
     assert [c.name for c in list_checkpoints(REPOSITORY, "step*", final=True)] == ["step8"]
     assert sweep(REPOSITORY, **options, steps="final") == 0
     assert SweepFolder(options["out"]).done() == {"main"}
@@ -86,22 +87,18 @@ def test_a_repository_with_steps_is_final_only_where_that_is_asked_for(hub, opti
 
 def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_path):
     run = local_run(tmp_path / "run", steps=(2, 10))
-    assert facts(list_checkpoints(str(run), final=True)) == [("step10", "step10", 10, "step", True)]
+    assert facts(run, final=True) == [("step10", "step10", 10, "step", True)]
     write_files(run, {"config.json": checkpoint_files(3)["config.json"]})
     assert [c.name for c in list_checkpoints(str(run), final=True)] == ["step10"]
     write_files(run, checkpoint_files(3))  # as transformers' Trainer leaves it
-    assert facts(list_checkpoints(str(run), final=True)) == [("run", "run", 0, "", False)]
+    assert facts(run, final=True) == [("run", "run", 0, "", False)]
     assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
-    assert facts(list_checkpoints(str(run / "step2"), final=True)) == [
-        ("step2", "step2", 2, "step", True)
-    ]
+    assert facts(run / "step2", final=True) == [("step2", "step2", 2, "step", True)]
 
 
 def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
     write_files(tmp_path, {"best.ckpt": bin_file({"state_dict": {}})})
-    assert facts(list_checkpoints(str(tmp_path / "best.ckpt"))) == [
-        ("best.ckpt", "best.ckpt", 0, "", False)
-    ]
+    assert facts(tmp_path / "best.ckpt") == [("best.ckpt", "best.ckpt", 0, "", False)]
 
 
 # ── several models
@@ -109,7 +106,7 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_several_models_are_series_of_their_own(hub, tmp_path, options, capsys):
+def test_several_models_are_series_of_their_own(hub, tmp_path, options, printed):
     for author, step in (("lab", 0), ("other", 1)):
         hub.add(f"{author}/tiny", "main", checkpoint_files(step))
     hub.add("lab/run", "step2", checkpoint_files(2))
@@ -117,7 +114,7 @@ def test_several_models_are_series_of_their_own(hub, tmp_path, options, capsys):
     local_run(tmp_path / "here", steps=(4, 8))
     here, mine = str(tmp_path / "here"), str(tmp_path / "mine")
     assert sweep(["lab/tiny", "other/tiny", mine, here, "lab/run"], **options) == 0
-    assert "6 of 6 checkpoints done" in capsys.readouterr().out
+    assert "6 of 6 checkpoints done" in printed()
     folder = SweepFolder(options["out"])
     expected = {
         "lab--tiny--main": ("lab--tiny", "false"),
@@ -135,7 +132,7 @@ def test_several_models_are_series_of_their_own(hub, tmp_path, options, capsys):
     assert {path.name for path in folder.tensorboard.iterdir()} == series
 
 
-def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
+def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, printed):
     runs = [
         str(local_run(tmp_path / "a", steps=(0, 1, 2, 7))),
         str(local_run(tmp_path / "b", steps=(3, 6, 12))),
@@ -143,7 +140,7 @@ def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
     of_log = "a--step0 a--step1 a--step2 a--step7 b--step3 b--step6 b--step12"
     for steps, names in (("log", of_log), ("0,6", "a--step0 b--step6")):
         assert sweep(runs, **options, steps=steps, dry_run=True) == 0
-        rows = capsys.readouterr().out.splitlines()[:-1]
+        rows = printed().splitlines()[:-1]
         assert [row.split()[1] for row in rows] == names.split()
 
 

@@ -55,7 +55,7 @@ def hidden(folder):
 
 
 @pytest.mark.slow
-def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub, options, capsys):
+def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub, options, printed):
     assert sweep(REPOSITORY, **options) == 0
     folder = SweepFolder(options["out"])
     ids = tokenize_sequences(
@@ -80,7 +80,7 @@ def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub,
     assert not any(method == "POST" for method, _, _ in hub.requests)
     assert not Path(constants.HF_HUB_CACHE).exists()
     assert hidden(options["out"]) == []
-    said = capsys.readouterr().out
+    said = printed()
     assert "4 of 4 checkpoints done" in said
     assert "step1 has the weights of step0" in said
     before = contents(folder.path)
@@ -91,7 +91,7 @@ def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub,
     line = (
         f"moved: step10 was measured at commit {run['step10'][:12]}; its revision is 1a2b1a2b1a2b"
     )
-    assert line in capsys.readouterr().out
+    assert line in printed()
     assert not any(what.endswith((".safetensors", ".bin")) for _, what, _ in hub.requests)
     assert contents(folder.path) == before
 
@@ -133,30 +133,30 @@ def test_evict_false_keeps_everything(run, options):
     assert {r.commit_hash for r in repo.revisions} == {run["step0"], run["step2"]}
 
 
-def test_a_plan_and_a_check_download_nothing(run, hub, options, capsys):
+def test_a_plan_and_a_check_download_nothing(run, hub, options, printed):
     assert sweep(REPOSITORY, **options, dry_run=True) == 0
-    said = capsys.readouterr().out
+    said = printed()
     assert "duplicate of step0" in said
     assert "4 checkpoints" in said
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
     assert check(REPOSITORY) == 1
-    assert "same weights: step0, step1" in capsys.readouterr().out
+    assert "same weights: step0, step1" in printed()
     assert check(REPOSITORY, steps="0,2,10") == 0
     assert not any(method in ("GET", "HEAD") and "." in what for method, what, _ in hub.requests)
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_file_that_two_checkpoints_share_is_pointed_out(hub, options, capsys):
+def test_a_file_that_two_checkpoints_share_is_pointed_out(hub, options, printed):
     whole, other = checkpoint_files(1, shards=True), checkpoint_files(2, shards=True)
     name = next(name for name in whole if name.startswith("model-00001"))
     hub.add(REPOSITORY, "step1", whole)
     hub.add(REPOSITORY, "step2", {**other, name: whole[name]})
     assert check(REPOSITORY) == 1
-    assert f"same file {name}: step1, step2" in capsys.readouterr().out
+    assert f"same file {name}: step1, step2" in printed()
     for _ in range(2):  # then from what the folder says
         assert sweep(REPOSITORY, **options) == 0
-        assert f"shared: step1, step2 have the same {name}" in capsys.readouterr().out
-    (run,) = read_runs([Path(options["out"])])
+        assert f"shared: step1, step2 have the same {name}" in printed()
+    (run,) = read_runs([options["out"]])
     (flag,) = [flag for flag in flags(run) if flag.title == "Shared weight files"]
     assert flag.details == [f"{name}: step1, step2"]
 

@@ -1,7 +1,5 @@
 """Lightning's files as checkpoints, and the classes that they are loaded with."""
 
-from pathlib import Path
-
 import lightning.pytorch as pl
 import pandas as pd
 import pytest
@@ -50,10 +48,8 @@ def save(path, model, step):
 
 @pytest.fixture
 def asked(options, tmp_path):
-    return {
-        **options,
-        "tokenizer": str(write_files(tmp_path / "tok", tokenizer_files()) / "tokenizer.json"),
-    }
+    folder = write_files(tmp_path / "tok", tokenizer_files())
+    return {**options, "tokenizer": folder / "tokenizer.json"}
 
 
 def class_of(model):
@@ -61,19 +57,19 @@ def class_of(model):
 
 
 @pytest.mark.slow
-def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
+def test_a_broken_last_file_fails_alone(tmp_path, asked, printed):
     model = Forward()
     for step in (1, 2):
         save(tmp_path / "run" / f"step={step}.ckpt", model, step)
     (tmp_path / "run" / "last.ckpt").write_bytes(b"half of a file")
-    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 3
-    out = capsys.readouterr().out
+    assert sweep(tmp_path / "run", **asked, model_class=class_of(model)) == 3
+    out = printed()
     assert "failed: last.ckpt: ValueError: last.ckpt cannot be read: it is damaged" in out
     assert "run the same command again" not in out
-    assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {1, 2}
-    capsys.readouterr()
-    assert sweep(str(tmp_path / "run"), **{**asked, "out": f"{asked['out']}3"}, dry_run=True) == 0
-    assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
+    assert set(pd.read_csv(asked["out"] / "metrics.csv")["step"]) == {1, 2}
+    printed()
+    assert sweep(tmp_path / "run", **{**asked, "out": f"{asked['out']}3"}, dry_run=True) == 0
+    assert printed().splitlines()[0].split()[:2] == ["?", "last.ckpt"]
 
 
 def test_a_loggers_folder_is_looked_into(tmp_path):
@@ -127,8 +123,8 @@ class Hidden(Forward):
 def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
     model = Hidden()
     save(tmp_path / "run" / "step=1.ckpt", model, 1)
-    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
-    metrics = set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["metric"])
+    assert sweep(tmp_path / "run", **asked, model_class=class_of(model)) == 0
+    metrics = set(pd.read_csv(asked["out"] / "metrics.csv")["metric"])
     assert "anisotropy" in metrics
     assert "loss" not in metrics
 
@@ -153,12 +149,12 @@ class Short(Forward):
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked, model, why):
     save(tmp_path / "run" / "step=1.ckpt", model, 1)
     with pytest.raises(ValueError, match=why):
-        sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
-    assert not Path(asked["out"]).exists()
+        sweep(tmp_path / "run", **asked, model_class=class_of(model))
+    assert not asked["out"].exists()
 
 
 def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(
-    tmp_path, asked, capsys
+    tmp_path, asked, printed
 ):
     model = Forward()
     save(tmp_path / "step=1.ckpt", model, 1)
@@ -166,16 +162,13 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
         ValueError,
         match=r"step=1\.ckpt, or .*; got none\. Give --model-class package\.module\.Class,",
     ):
-        sweep(str(tmp_path / "step=1.ckpt"), **asked)
+        sweep(tmp_path / "step=1.ckpt", **asked)
     torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
-    assert sweep(str(tmp_path / "step=2.ckpt"), **asked, model_class=class_of(model)) == 3
-    assert (
-        "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by"
-        in capsys.readouterr().out
-    )
+    assert sweep(tmp_path / "step=2.ckpt", **asked, model_class=class_of(model)) == 3
+    assert "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by" in printed()
     (tmp_path / "model.txt").write_text("no weights")
     with pytest.raises(
         FileNotFoundError,
         match=r"a folder with config\.json, a \.ckpt, \.pt or \.pth file, or .*model\.txt is none",
     ):
-        sweep(str(tmp_path / "model.txt"), **{**asked, "out": str(tmp_path / "new")})
+        sweep(tmp_path / "model.txt", **{**asked, "out": tmp_path / "new"})

@@ -1,7 +1,5 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -23,9 +21,9 @@ def test_two_names_for_a_step_are_refused(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
     local_run(tmp_path / "run", steps=(1,), name="step0{}")
     with pytest.raises(ValueError, match="all name step 1"):
-        sweep(str(tmp_path / "run"), **options)
+        sweep(tmp_path / "run", **options)
     with pytest.raises(ValueError, match=r"is local. Use steps"):
-        sweep(str(tmp_path / "run"), **options, revisions="step1")
+        sweep(tmp_path / "run", **options, revisions="step1")
 
 
 def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, options):
@@ -33,7 +31,7 @@ def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, 
     tokenizer = tokenizer_of(tokenizer_files())
     ignored = tokenizer.convert_tokens_to_ids(["Ġat"])
     asked = {"token_tables": True, "types": "string", "ignore_token_ids": ignored}
-    assert sweep(str(tmp_path / "model"), **options, **asked) == 0
+    assert sweep(tmp_path / "model", **options, **asked) == 0
     ids = tokenize_sequences(["\n".join(TEXT)], tokenizer, seq_len=16, num_tokens=64)
     spelled = {}
     for i in ids.unique().tolist():
@@ -42,7 +40,7 @@ def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, 
             spelled.setdefault(piece.removeprefix("Ġ") or piece, []).append(i)
     assert max(map(len, spelled.values())) > 1
     hidden = model(1)(ids, output_hidden_states=True).hidden_states[1].detach().double()
-    table = pd.read_parquet(Path(options["out"]) / "tokens" / "model.parquet")
+    table = pd.read_parquet(options["out"] / "tokens" / "model.parquet")
     found = table[table["layer"] == "block.00"].set_index("token_id")
     assert found.index.tolist() == sorted(map(min, spelled.values()))
     for of_string in spelled.values():

@@ -50,13 +50,13 @@ SOME = {
     "discard_fraction": 0.5,
     "id_batches": 2,
     "anisotropy_batch": 20,
-    "extra": ["similarity", "next_token"],
+    "coordinates": True,
 }
 
 
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
-    assert sweep(str(tmp_path / "run"), **options, **SOME) == 0
+    assert sweep(tmp_path / "run", **options, **SOME) == 0
     make = partial(embedgeo.default_metrics, **{k: SOME[k] for k in SOME if k != "rows"})
     expected = observed(tmp_path / "run" / "step1", make, SOME["rows"])
     assert numbers(options["out"], "step1") == pytest.approx(expected, rel=1e-9, nan_ok=True)

@@ -42,7 +42,7 @@ def test_what_cannot_be_the_name_of_a_repository_is_refused_before_the_hub_is_as
 
 
 @pytest.fixture
-def linked(tmp_path: Path) -> Path:
+def linked(tmp_path):
     """Two links in a folder, whose targets are of one name."""
     (tmp_path / "run").mkdir()
     for step, where in ((10, "a"), (20, "b")):
@@ -53,7 +53,7 @@ def linked(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("reader")
 def test_a_linked_checkpoint_has_the_name_of_the_link(linked, options, monkeypatch):
-    assert sweep(str(linked), **options) == 0
+    assert sweep(linked, **options) == 0
     folder = SweepFolder(options["out"])
     assert folder.done() == {"step10", "step20"}
     assert set(folder.read("step20")["revision"]) == {"step20"}
@@ -75,7 +75,7 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
         ValueError,
         match=r"differ in their names, not only in case; .*STEP2 and .*step2 would share",
     ):
-        sweep(str(tmp_path / "run"), **options)
+        sweep(tmp_path / "run", **options)
     runs = [
         str(local_run(tmp_path / where / "run", steps=(step,)))
         for where, step in (("a", 1), ("b", 2))
@@ -87,7 +87,7 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
         write_files(Path(path), checkpoint_files(1))
     with pytest.raises(ValueError, match="folders must differ in their names"):
         sweep(checkpoints, **options)
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
 
 
 def test_what_is_like_a_checkpoint_and_not_taken_is_listed(hub, tmp_path, options):

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,7 +21,7 @@ WEIGHTS = "model.safetensors"
 pytestmark = pytest.mark.usefixtures("reader")
 
 
-def done_of(said: str) -> str:
+def done_of(said):
     return next(line for line in said.splitlines() if "checkpoints done" in line)
 
 
@@ -30,33 +29,31 @@ def done_of(said: str) -> str:
 # ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys):
+def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, printed):
     run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
+    sweep(run, **options)
     folder = SweepFolder(options["out"])
     first, second = folder.read("step1"), folder.read("step2")
     kept = (folder.checkpoints / "step1.parquet").stat().st_mtime_ns
     (run / "step2" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
     os.utime(run / "step2" / WEIGHTS, (1, 1))  # copied with its time, as by cp -p
-    capsys.readouterr()
-    assert sweep(str(run), **options, dry_run=True) == 0
-    assert re.search(
-        r"step2 .* measured with other weights or config.json: to be ", capsys.readouterr().out
-    )
+    printed()
+    assert sweep(run, **options, dry_run=True) == 0
+    assert re.search(r"step2 .* measured with other weights or config.json: to be ", printed())
     assert folder.read("step2").equals(second)
-    assert sweep(str(run), **options) == 0
-    said = capsys.readouterr().out
+    assert sweep(run, **options) == 0
+    said = printed()
     assert "replaced: step2 was measured before with other weights or config.json; measu" in said
     again = folder.read("step2")
     assert again["weights_sha256"].iloc[0] != second["weights_sha256"].iloc[0]
     assert not again["value"].equals(second["value"])
     assert folder.read("step1").equals(first)
     assert (folder.checkpoints / "step1.parquet").stat().st_mtime_ns == kept
-    assert sweep(str(run), **options) == 0
-    assert "replaced" not in capsys.readouterr().out
-    expected = {**options, "out": str(tmp_path / "expected")}
-    sweep(str(run), **expected)
-    assert (Path(options["out"]) / "metrics.csv").read_bytes() == (
+    assert sweep(run, **options) == 0
+    assert "replaced" not in printed()
+    expected = {**options, "out": tmp_path / "expected"}
+    sweep(run, **expected)
+    assert (options["out"] / "metrics.csv").read_bytes() == (
         tmp_path / "expected" / "metrics.csv"
     ).read_bytes()
 
@@ -81,38 +78,38 @@ def test_a_folder_of_another_run_is_another_model_under_the_same_relative_path(
         sweep("latest/checkpoints", **options)
 
 
-def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
+def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, printed):
     run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
+    sweep(run, **options)
     (run / "step2" / WEIGHTS).write_bytes(b"no weights")
     for _ in range(2):
-        capsys.readouterr()
-        assert sweep(str(run), **options) == 3
-        assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
+        printed()
+        assert sweep(run, **options) == 3
+        assert done_of(printed()) == "1 of 2 checkpoints done"
 
 
 def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
-    tmp_path, options, capsys
+    tmp_path, options, printed
 ):
     run = local_run(tmp_path / "run", steps=(1,))
-    sweep(str(run), **options)
+    sweep(run, **options)
     folder = SweepFolder(options["out"])
     first = folder.read("step1")
     config = {**json.loads(checkpoint_files(1)["config.json"]), "hidden_act": "relu"}
     other = {**checkpoint_files(1), "config.json": json.dumps(config).encode()}
     write_files(run / "step2", other)
-    assert sweep(str(run), **options) == 0
+    assert sweep(run, **options) == 0
     assert not folder.read("step2")["value"].equals(first["value"])
     write_files(run / "step1", {"config.json": other["config.json"]})
     write_files(run / "step3", other)
-    capsys.readouterr()
-    assert sweep(str(run), **options) == 0
-    assert "replaced: step1 was" in (said := capsys.readouterr().out)
+    printed()
+    assert sweep(run, **options) == 0
+    assert "replaced: step1 was" in (said := printed())
     assert done_of(said) == "3 of 3 checkpoints done"
     values = [folder.read(f"step{step}")["value"] for step in (1, 2, 3)]
     assert all(each.equals(values[1]) for each in values)
-    assert sweep(str(run), **options) == 0
-    assert "replaced" not in capsys.readouterr().out
+    assert sweep(run, **options) == 0
+    assert "replaced" not in printed()
 
 
 # ── damaged files and folders of other versions
@@ -121,8 +118,8 @@ def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
 
 def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
-    out = Path(options["out"])
+    sweep(run, **options)
+    out = options["out"]
     path = out / "checkpoints" / "step2.parquet"
     before, records = path.read_bytes(), pd.read_parquet(path)
     removing = "Removing it is safe: the next sweep measures step2 again"
@@ -137,22 +134,22 @@ def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options):
         harm()
         damaged = contents(out)
         with pytest.raises(ValueError, match=said) as caught:
-            sweep(str(run), **options)
+            sweep(run, **options)
         assert str(path) in str(caught.value)
         assert contents(out) == damaged
     path.unlink()
-    assert sweep(str(run), **options) == 0
+    assert sweep(run, **options) == 0
     assert path.read_bytes() == before
 
 
 def test_results_without_a_manifest_are_refused_as_they_are(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1,))
-    sweep(str(run), **options)
-    (Path(options["out"]) / "manifest.json").unlink()
-    before = contents(Path(options["out"]))
+    sweep(run, **options)
+    (options["out"] / "manifest.json").unlink()
+    before = contents(options["out"])
     with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
-        sweep(str(run), **options)
-    assert contents(Path(options["out"])) == before
+        sweep(run, **options)
+    assert contents(options["out"]) == before
 
 
 # ── two sweeps of the same checkpoints
@@ -209,10 +206,10 @@ def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
 
 
 def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
-    tmp_path, options, capsys, monkeypatch, hold
+    tmp_path, options, printed, monkeypatch, hold
 ):
     run = local_run(tmp_path / "run", steps=(1,))
-    sweep(str(run), **options)
+    sweep(run, **options)
     folder = SweepFolder(options["out"])
     local_run(run, steps=(2, 8))
     # a duplicate of what the other has begun waits, too
@@ -226,11 +223,11 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
         other.wait()
 
     monkeypatch.setattr("time.sleep", killed)
-    capsys.readouterr()
-    assert sweep(str(run), **options) == 0
+    printed()
+    assert sweep(run, **options) == 0
     assert seen == [{"step1", "step8"}]
     assert folder.done() == {"step1", "step2", "step8", "step9"}
-    said = capsys.readouterr().out
+    said = printed()
     assert said.count("another sweep is at work in") == 1
     assert said.count("waiting for another sweep to be through with step2, step9") == 1
     assert done_of(said) == "4 of 4 checkpoints done"
@@ -247,6 +244,6 @@ def test_a_folder_that_cannot_be_locked_takes_steps_that_are_given_alone(
     match = r"cannot be locked \(\[Errno 37\] .*\)\. Give each process --steps of its own"
     with pytest.raises(OSError, match=match):
         sweep(run, **options)
-    other = {**options, "out": str(tmp_path / "other")}
+    other = {**options, "out": tmp_path / "other"}
     assert sweep(run, **other, steps="1") == 0
     assert SweepFolder(other["out"]).done() == {"step1"}

@@ -6,15 +6,14 @@ import os
 import re
 import subprocess
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
 
 from embedgeo.cli import ABOUT, COMMANDS, main
 from embedgeo.options import make_parser
+from tests.files import ROOT
 from tests.sweep.tiny import checkpoint_files, local_run
 
-ROOT = Path(__file__).parents[2]
 LOG = [0, *(2**k for k in range(10)), *range(1000, 144000, 1000)]
 PRESETS = {
     "pythia": ("EleutherAI/pythia-70m", [f"step{s}" for s in LOG], "branches", 20),
@@ -70,11 +69,11 @@ def test_a_preset_is_its_file_and_options_after_it_take_the_place_of_its_own():
     assert {name for name in by_name if changed[name] != by_name[name]} == {"model", "steps"}
 
 
-def test_presets_are_listed_each_with_a_line_on_it(capsys):
+def test_presets_are_listed_each_with_a_line_on_it(printed):
     with pytest.raises(SystemExit) as stopped:
         main(["sweep", "--preset", "list"])
     assert stopped.value.code == 0
-    listed = dict(re.findall(r"^(\S+)  +(\S.*)$", capsys.readouterr().out, re.M))
+    listed = dict(re.findall(r"^(\S+)  +(\S.*)$", printed(), re.M))
     assert listed.keys() == {*PRESETS, *PAPERS}
     assert all(line.endswith(".") for line in listed.values())
 
@@ -129,10 +128,9 @@ def test_presets_are_planned(hub, tmp_path, monkeypatch):
 
 
 def test_the_array_example_sweeps_into_the_folder_that_is_named(tmp_path, options):
-    model = str(local_run(tmp_path / "run", steps=(1, 2)))
-    (tmp_path / "config.yaml").write_text(
-        json.dumps({**options, "model": model, "text": [options["text"]]})
-    )
+    model = local_run(tmp_path / "run", steps=(1, 2))
+    asked = {**options, "model": model, "text": [options["text"]]}
+    (tmp_path / "config.yaml").write_text(json.dumps(asked, default=str))
     command = tmp_path / "bin" / "embedgeo"  # in its place: what it is called with
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

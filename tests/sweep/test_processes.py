@@ -7,16 +7,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.files import ROOT, events_of
 from tests.sweep.forked import ANSWER
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
-ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "2"))  # `make soak` asks for more
 
@@ -70,9 +68,8 @@ def results(out):
     """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a
     tag and step.
     """
-    out = Path(out)
     (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    events = events_of(run)
     values = {}
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]
@@ -100,7 +97,7 @@ def test_killed_at_random_moments_or_shared_by_processes_a_sweep_ends_with_the_s
         files = checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0)
         commits.append(hub.add(REPOSITORY, f"step{step}", files))
     options |= dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
-    alone, killed, shared = ({**options, "out": str(tmp_path / name)} for name in "abc")
+    alone, killed, shared = ({**options, "out": tmp_path / name} for name in "abc")
     begun = time.monotonic()
     statuses, said = forked({"args": command(REPOSITORY, alone)})
     longest = (time.monotonic() - begun) * min(1, 3 / NUM_KILLS)

@@ -16,18 +16,18 @@ from ray.cluster_utils import Cluster
 
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.settings import SweepSettings
+from tests.files import ROOT
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
 # ray 2.50, of the processes of a cluster that it starts
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
 DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
     with FileLock(f"{DOWNLOADS}.lock"):  # workers of other tests would be taken for its own
         cluster = Cluster()
@@ -53,7 +53,6 @@ def on(cluster, **more):
 
 def files(out):
     """Bytes of what a sweep has written, and the reasons of failures."""
-    out = Path(out)
     assert not any(path.name.startswith(".") for path in out.rglob("*"))
     tables = [path for kind in ("tokens", "spectra") for path in (out / kind).glob("*")]
     paths = [*(out / "checkpoints").iterdir(), *tables, *(out / "failed").glob("*")]
@@ -80,15 +79,15 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
-@pytest.mark.slow
-def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
+def assert_refused(options, cluster):
+    """What the cluster cannot give is refused."""
     for more, why in (
         ({"resources": {"GPU": 1}}, "asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0"),
         ({"workers": 7}, r"workers must be at most the checkpoints to measure, .* got 7 for 6"),
     ):
         with pytest.raises(ValueError, match=why):
             sweep(REPOSITORY, **options, **on(cluster, **more))
-    assert not Path(options["out"]).exists()
+    assert not options["out"].exists()
 
 
 def interrupt(options, cluster):
@@ -114,11 +113,12 @@ def interrupt(options, cluster):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_local_one(
-    cluster, hub, run, options, tmp_path, capsys
+    cluster, hub, run, options, tmp_path, printed
 ):
     options |= {"token_tables": True, "spectrum": True}
-    local = {**options, "out": str(tmp_path / "local")}
-    failed = Path(options["out"]) / "failed" / "step2.txt"
+    local = {**options, "out": tmp_path / "local"}
+    failed = options["out"] / "failed" / "step2.txt"
+    assert_refused(options, cluster)
     assert sweep(REPOSITORY, **local) == 3
     hub.fail(WEIGHTS, run[2], "stall")
     interrupt(options, cluster)
@@ -142,10 +142,10 @@ def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_l
 
     killer = threading.Thread(target=kill)
     killer.start()
-    capsys.readouterr()
+    printed()
     assert sweep(REPOSITORY, **options, **on(cluster)) == 3
     killer.join()
-    assert "the worker of step2 died: it is measured again" in capsys.readouterr().out
+    assert "the worker of step2 died: it is measured again" in printed()
     assert "its worker died, 2 times" in failed.read_text()
     assert files(options["out"]) == files(local["out"])
 
@@ -163,8 +163,8 @@ def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
     with pytest.raises(
         OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
     ):
-        sweep(str(local_run(tmp_path / "run")), **options, on="ray", ray_address="127.0.0.1:1")
-    assert not Path(options["out"]).exists()
+        sweep(local_run(tmp_path / "run"), **options, on="ray", ray_address="127.0.0.1:1")
+    assert not options["out"].exists()
 
 
 def test_rays_launcher_accepts_the_cluster():

@@ -52,7 +52,7 @@ def small(tmp_path):
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     return {
         "model": str(run),
-        "text": str(tmp_path / "text.jsonl"),
+        "text": tmp_path / "text.jsonl",
         "seq_len": 16,
         "num_tokens": 128,
         "batch_size": 4,
@@ -102,7 +102,7 @@ def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
     small, tmp_path, options, skip, begins_with
 ):
     out = tmp_path / "out"
-    assert sweep(**small, **options, out=str(out)) == 0
+    assert sweep(**small, **options, out=out) == 0
     found = values(pd.read_parquet(out / "checkpoints/step1.parquet"))
     wanted, loss = observed(options.get("special_tokens", "default"), skip)
     pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
@@ -117,10 +117,10 @@ def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
 def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
     write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 64}
-    options |= {"out": str(tmp_path / "out")}
+    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
+    options |= {"out": tmp_path / "out"}
     # the second is as the command line has it, and finds the same settings
     for special in ("special", ["special"]):
-        assert sweep(str(tmp_path / "run"), **options, ignore_token_ids=special) == 0
+        assert sweep(tmp_path / "run", **options, ignore_token_ids=special) == 0
     records = pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet")
     assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
 from embedgeo.drift import debiased_cka
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
+from tests.files import events_of
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 
-STEPS = {"step0": 0, "step1": 1, "step2": 2, "step8": 8, "step9": 8}
+STEPS = {"step0": 0, "step2": 2, "step8": 8, "step9": 8}
 """Whose weights each checkpoint has."""
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -52,7 +52,7 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
         embedgeo.default_metrics,
         spectrum=True,
         after_processing=True,
-        extra=("coordinates", "similarity"),
+        coordinates=True,
     )
     made, losses = model(2), []
     with torch.no_grad(), embedgeo.observe(made, metrics=make, jackknife=4) as geometry:
@@ -112,10 +112,10 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):
         np.testing.assert_allclose(written[column], joined[column], rtol=1e-11)
     # what TensorBoard calls the run
     (run,) = (swept / "tensorboard").iterdir()
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    events = events_of(run)
     for tag in ("Q/embed", "anisotropy/block.00", "Q/mean", "loss/model"):
         steps = [event.step for event in events.Scalars(f"geometry.{tag}")]
-        assert steps == [0, 1, 2, 8, 9]
+        assert steps == [0, 2, 8, 9]
     blocks = written.xs("Q", level="metric").query("step == 9 and layer.str.startswith('block.')")
     mean = events.Scalars("geometry.Q/mean")[-1].value
     assert mean == pytest.approx(blocks["value"].mean())

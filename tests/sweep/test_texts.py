@@ -52,7 +52,7 @@ SAMPLED = (
 @pytest.fixture
 def small(tmp_path):
     (tmp_path / "text.txt").write_text(DOCUMENT)
-    texts = {"text": str(tmp_path / "text.txt"), "seq_len": 64, "num_tokens": 4096, "batch_size": 3}
+    texts = {"text": tmp_path / "text.txt", "seq_len": 64, "num_tokens": 4096, "batch_size": 3}
     return {**texts, "unit": "sentence", "dtype": "float64"}
 
 
@@ -84,7 +84,7 @@ def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(
 ):
     write_files(tmp_path / "run/step1", checkpoint_of(kind))
     special = {} if kind == "bert" else {"special_tokens": "bos+eos"}
-    assert sweep(str(tmp_path / "run"), **small, **special, out=str(tmp_path / "out")) == 0
+    assert sweep(tmp_path / "run", **small, **special, out=tmp_path / "out") == 0
     found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
 
     rows = [tokens_of(kind, sentence) for sentence in SENTENCES]
@@ -113,7 +113,7 @@ def test_every_model_has_the_tokenizer_of_its_own(small, tmp_path):
     write_files(tmp_path / "bert/step1", checkpoint_files(1, "bert"))
     write_files(tmp_path / "gpt/step1", checkpoint_of("gpt2"))
     names = [str(tmp_path / "bert"), str(tmp_path / "gpt")]
-    assert sweep(names, **small, out=str(tmp_path / "out")) == 0
+    assert sweep(names, **small, out=tmp_path / "out") == 0
     text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
     rows = {
         kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")
@@ -127,13 +127,13 @@ def test_every_model_has_the_tokenizer_of_its_own(small, tmp_path):
 @pytest.mark.usefixtures("reader")
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
     local_run(tmp_path / "run", (1,))
-    sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
+    sweep(tmp_path / "run", **small, out=tmp_path / "out")
     for steps in ((1,), (1, 2)):
         local_run(tmp_path / "run", steps)
         for step in steps:
             write_files(tmp_path / f"run/step{step}", tokenizer_files("bert"))
         with pytest.raises(ValueError, match="the tokenizer no longer gives those of"):
-            sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
+            sweep(tmp_path / "run", **small, out=tmp_path / "out")
 
 
 def test_texts_that_cannot_be_or_do_not_fit_are_refused(small, tmp_path):
@@ -148,26 +148,26 @@ def test_texts_that_cannot_be_or_do_not_fit_are_refused(small, tmp_path):
         ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),
     ):
         with pytest.raises(ValueError, match=rule):
-            sweep(str(tmp_path / "run"), **{**small, **options}, out=str(tmp_path / "out"))
+            sweep(tmp_path / "run", **{**small, **options}, out=tmp_path / "out")
     assert not Path(tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("reader")
 def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one_is_refused(
-    small, tmp_path, capsys
+    small, tmp_path, printed
 ):
     run = local_run(tmp_path / "run", (1,))
     del small["seq_len"]
     options = {**small, "unit": "sequence"}
-    assert sweep(str(run), **options, out=str(tmp_path / "default")) == 0
-    said = capsys.readouterr().out
+    assert sweep(run, **options, out=tmp_path / "default") == 0
+    said = printed()
     assert f"{run} has 64 positions: seq_len is 64 in place of 512" in said
     manifest = json.loads((tmp_path / "default/manifest.json").read_text())
     assert (manifest["asked"]["seq_len"], manifest["text"]["seq_len"]) == (512, 64)
     with pytest.raises(
         ValueError, match=r"the model's 64 positions; got 512\. Give --seq-len 64\."
     ):
-        sweep(str(run), **options, seq_len=512, out=str(tmp_path / "new"))
+        sweep(run, **options, seq_len=512, out=tmp_path / "new")
 
 
 def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path):
@@ -179,12 +179,12 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path):
         "ignore_token_ids": tokens_of(kind, "o")[1:-1],
     }
     sweep(
-        str(tmp_path / "run"),
+        tmp_path / "run",
         **small,
         **special,
         rows="words",
         token_tables=True,
-        out=str(tmp_path / "out"),
+        out=tmp_path / "out",
     )
     found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
 
@@ -230,8 +230,8 @@ def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path):
     write_files(tmp_path / "roberta", tokenizer_files("bert"))
     small["out"] = str(tmp_path / "out")
     with pytest.raises(ValueError, match="at most the model's 38 positions; got 39"):
-        sweep(str(tmp_path / "roberta"), **{**small, "seq_len": 39})
-    assert sweep(str(tmp_path / "roberta"), **{**small, "seq_len": 38}) == 0
+        sweep(tmp_path / "roberta", **{**small, "seq_len": 39})
+    assert sweep(tmp_path / "roberta", **{**small, "seq_len": 38}) == 0
 
 
 ENCODER = T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
@@ -248,7 +248,7 @@ GEMMA = {"vocab_size": 300, "head_dim": 8, "num_key_value_heads": 2, "pad_token_
 def test_an_encoder_without_a_head_has_its_special_tokens_and_no_loss(small, tmp_path, made):
     made.save_pretrained(tmp_path / "encoder")
     write_files(tmp_path / "encoder", tokenizer_files("bert"))
-    assert sweep(str(tmp_path / "encoder"), **small, out=str(tmp_path / "out")) == 0
+    assert sweep(tmp_path / "encoder", **small, out=tmp_path / "out") == 0
     records = pd.read_parquet(tmp_path / "out/checkpoints/encoder.parquet")
     text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
     assert set(records[records["metric"] == "n"]["value"]) == {text["num_tokens"]}

@@ -2,7 +2,6 @@
 monitor.
 """
 
-import warnings
 from contextlib import ExitStack, suppress
 from unittest import mock
 
@@ -15,7 +14,7 @@ from torchmetrics import MeanMetric
 from embedgeo import Drift, StepMonitor
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
-from tests.training.runs import UserError, of_monitors
+from tests.training.runs import UserError, all_warnings, of_monitors
 
 STEPS = 2
 
@@ -116,8 +115,7 @@ def train(rank, injected, **options):
         with injected.on_collectives(), injected:
             call(*args)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(STEPS):
             add(10)
             measured = monitor.step(step, batch_at(rank, step))
@@ -195,8 +193,7 @@ def without_group(rank, folder):
         model, monitor = monitored(**options)
         go_on(model, monitor, rank, range(3 if options.get("measure_last", True) else 4))
         dist.destroy_process_group()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with all_warnings() as caught:
             monitor.state_dict()
             monitor.close()
         outcomes[name] = measured_steps(monitor), of_monitors(caught)
@@ -219,8 +216,7 @@ def failed_at(rank, step, ranks=(0, 1)):
 def unequal(rank):
     """What is said where the last step has more batches on one rank."""
     model, monitor = monitored()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         go_on(model, monitor, rank, [0, *[1] * (rank + 1)])
         monitor.close()
     return of_monitors(caught)

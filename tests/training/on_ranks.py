@@ -1,7 +1,6 @@
 """What the two processes of the distributed tests run: every strategy, one after the other."""
 
 import os
-import warnings
 
 import lightning as L
 import torch
@@ -22,6 +21,7 @@ from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
 from tests.training.runs import (
+    all_warnings,
     moments,
     of_monitors,
     trainer,
@@ -148,8 +148,7 @@ def run(rank, folder, module, data, *monitors, **options):
         "use_distributed_sampler": False,
         **options,
     }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         here = trainer(
             folder / str(rank), callbacks=list(monitors), plugins=[LaunchedProcess(rank)], **options
         )

@@ -2,7 +2,6 @@
 two schedules.
 """
 
-import warnings
 from contextlib import ExitStack
 from functools import partial
 
@@ -20,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from embedgeo import StepMonitor
 from tests.models import VOCABULARY, token_batch
-from tests.training.runs import of_monitors, out_of_memory_on, token_moments
+from tests.training.runs import all_warnings, of_monitors, out_of_memory_on, token_moments
 
 STEPS = 4
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -112,8 +111,7 @@ class Pipeline:
 
     def run(self, *monitors, gives_batch=True, learning_rate=0.0):
         optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with all_warnings() as caught:
             for step in range(STEPS):
                 batch = batch_at(self.source, step)
                 with ExitStack() as measured:

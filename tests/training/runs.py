@@ -3,6 +3,8 @@
 import pickle
 import random
 import re
+import warnings
+from contextlib import contextmanager
 
 import lightning as L
 import numpy as np
@@ -263,6 +265,13 @@ def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **option
     (saved,) = (folder / "saved").glob(f"*step={at}.ckpt")
     again = ModelCheckpoint(folder / "saved", every_n_train_steps=at, save_top_k=-1)
     fit(folder, *after, again, module=make(), max_steps=end, ckpt_path=saved, **options)
+
+
+@contextmanager
+def all_warnings():
+    """Gives what is warned of in the block, each time it is."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        yield caught
 
 
 def of_monitors(caught):

@@ -3,7 +3,6 @@ other.
 """
 
 import logging
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from embedgeo import Drift, IntrinsicDimension, StepMonitor
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import of_monitors, token_moments
+from tests.training.runs import all_warnings, of_monitors, token_moments
 
 STEPS = 5
 MLP = {
@@ -147,8 +146,7 @@ def run(form, rank):
         **given,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(STEPS):
             batch = batch_at(form, rank, step)
             with train.step(step, batch), held.step(step, batch):

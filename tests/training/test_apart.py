@@ -3,7 +3,6 @@ on.
 """
 
 import re
-import warnings
 from contextlib import suppress
 from functools import partial
 
@@ -18,7 +17,7 @@ from embedgeo import StepMonitor, observe
 from embedgeo.capture.structure import measured_model
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import UserError, of_monitors
+from tests.training.runs import UserError, all_warnings, of_monitors
 
 pytestmark = pytest.mark.slow
 
@@ -145,8 +144,7 @@ def trained_apart(rank, how):
         "mask": lambda batch: None,
     } | (APART[how][0] if rank else {})
     num_steps = 0
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         monitor = None if rank and how == "no monitor" else StepMonitor(model, **options)
         if monitor:
             monitor.wait_seconds = 0.5

@@ -1,7 +1,5 @@
 """What every monitor promises, whatever trains the model: one set of tests for all of them."""
 
-import warnings
-
 import pandas as pd
 import pytest
 import torch
@@ -14,6 +12,7 @@ from tests.models import hooks
 from tests.training.runs import (
     RESUMED,
     BreaksLate,
+    all_warnings,
     assert_same_random_state,
     assert_same_values,
     by_step,
@@ -138,8 +137,7 @@ def test_a_metric_or_a_listener_that_fails_is_told_once_and_ends_no_training(way
     heeded = {"every_n_steps": 2, "metrics": moments, "listeners": listeners, "prefix": "heeded"}
     broken = {"every_n_steps": 2, "metrics": lambda dim: [BreaksLate(dim)]}
     plain = train(way, tmp_path / "plain", num_steps=4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         run = train(way, tmp_path / "run", broken, heeded, num_steps=4)
     of_metric, of_listener = of_monitors(caught)
     assert "is off for the rest of this run" in of_metric

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import GeometryMonitor
+from tests.files import events_of
 from tests.training.runs import (
     TinyLM,
     WithoutDropout,
@@ -84,8 +84,8 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     mean = sum(value(monitor, 5, f"block.0{i}", "V") for i in range(3)) / 3
     layers = {"embed", "block.00", "block.01", "block.02", "final_norm", "mean"}
     for board in boards:
-        events = EventAccumulator(board.log_dir, size_guidance={"scalars": 0})
-        tags = events.Reload().Tags()["scalars"]
+        events = events_of(board.log_dir)
+        tags = events.Tags()["scalars"]
         for prefix in ("geometry", "held"):
             assert {tag for tag in tags if tag.startswith(f"{prefix}.V/")} == {
                 f"{prefix}.V/{layer}" for layer in layers

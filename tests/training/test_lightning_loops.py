@@ -138,7 +138,8 @@ def test_monitors_on_a_module_inside_and_on_chosen_modules_by_name(tmp_path, wit
     options = {"probe": data if with_probe else None, "on_error": "raise"}
     student = GeometryMonitor(2, layers=lambda m: m.student, **options)
     layers = lambda m: {"head": m.student.gpt_neox.layers[1].mlp}  # noqa: E731
-    head = GeometryMonitor(2, layers=layers, metrics=moments, prefix="head", on_error="raise")
+    options = {"metrics": moments, "measure_last": False, "on_error": "raise"}  # of no known input
+    head = GeometryMonitor(2, layers=layers, prefix="head", **options)
     module, _ = fit(tmp_path, student, head, module=TwoTowers(), data=data, max_steps=2)
     expected = in_one_process(module.student, data)
     assert [*expected] == ["embed", "block.00", "block.01", "final_norm"]

@@ -2,8 +2,6 @@
 fail.
 """
 
-import warnings
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from embedgeo import (
 )
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import fit, moments
+from tests.training.runs import all_warnings, fit, moments
 
 
 def sampled(dim):
@@ -95,8 +93,7 @@ def test_one_whose_state_fails_is_taken_out_and_training_goes_on(method):
     model = gpt_neox()
     saved = loop(1, Heard(), Breaks("other"), measure_last=False).state_dict()
     heard, broken = Heard(), Breaks(method)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         monitor = StepMonitor(model, 1, metrics=sampled, listeners=[broken, heard])
         monitor.load_state_dict(saved)
         with monitor.step(1):
@@ -160,8 +157,7 @@ def test_listeners_are_a_list_of_functions_and_a_configuration_makes_them():
 
 def on_rank(rank):
     heard = Heard()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         failing = Heard(fails_at=1 if rank else None)
         monitor = loop(2, failing, heard, rank=rank, num_ranks=2, measure_last=False)
     told = [str(each.message) for each in caught]

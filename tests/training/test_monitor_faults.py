@@ -8,7 +8,6 @@ import io
 import math
 import os
 import random
-import warnings
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -35,6 +34,7 @@ from tests.training.runs import (
     Answers,
     TinyLM,
     UserError,
+    all_warnings,
     assert_same_random_state,
     assert_same_training,
     fit,
@@ -302,8 +302,7 @@ def test_a_file_system_that_is_lost_at_any_call_ends_no_training(tmp_path, monke
     files = FileSystem(monkeypatch, tmp_path / "run")
     monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path / "run")
     files.left = left
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         _, run = fit(tmp_path, monitor, max_steps=4)
     files.left = math.inf
     assert run.global_step == 4

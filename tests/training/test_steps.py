@@ -3,21 +3,22 @@
 import copy
 import gc
 import pickle
-import warnings
 from contextlib import ExitStack
 
 import pandas as pd
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from lightning.fabric import Fabric
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
-from tests.models import gpt_neox, hooks, token_batch
+from tests.files import events_of
+from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop
 from tests.training.runs import (
     UserError,
+    all_warnings,
     assert_same_values,
     by_step,
     moments,
@@ -28,6 +29,25 @@ from tests.training.runs import (
 )
 
 OPTIONS = {"metrics": moments, "on_error": "raise"}
+
+
+def run_on(monitor, numbers, model):
+    go_on(monitor, numbers, lambda: model(**token_batch()), token_batch())
+
+
+@pytest.mark.parametrize("make", [gpt_neox, NanoGPT])
+def test_a_model_that_fabric_has_set_up_is_measured_and_left_as_it_was(make):
+    model = make()
+    wrapped, before = Fabric(accelerator="cpu").setup(model), type(model)
+    ids = token_batch()["input_ids"]
+    values = []
+    for called in (model, wrapped):
+        with torch.no_grad(), observe(called) as geometry:
+            called(ids)
+        values.append(geometry.compute())
+    for layer, expected in values[0].items():
+        assert values[1][layer] == pytest.approx(expected, nan_ok=True)
+    assert {type(each) for each in (model, wrapped)} == {before, type(wrapped)}
 
 
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
@@ -53,14 +73,13 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     logged = {}
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, log=logged.__setitem__, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 model(**batch)
             model.gpt_neox.layers[1] = copy.deepcopy(model.gpt_neox.layers[1])
-    assert len(of_monitors(caught)) == 1
-    assert "reached block.01. At step 1 there is no mean over blocks" in of_monitors(caught)[0]
+    (told,) = of_monitors(caught)
+    assert "reached block.01. At step 1 there is no mean over blocks" in told
     found = pd.DataFrame(monitor.history)
     for step in range(3):
         assert ("geometry.V/mean" in logged[step]) == (step == 0)
@@ -70,8 +89,7 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
 def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, on_error="raise")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 model(**batch)
@@ -90,8 +108,7 @@ def test_a_step_inside_another_one_is_refused():
 def test_a_model_that_another_one_is_trained_for_is_named_once():
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
                 (model if step == 0 else copy.deepcopy(model))(**batch)
@@ -111,6 +128,32 @@ def test_batches_in_one_buffer_are_not_run_again():
     with pytest.warns(UserWarning, match="the last training batches were written to since"):
         monitor.close(7)
     assert steps(monitor) == [0, 4]
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
+def test_a_batch_that_lacks_what_the_step_gives_is_not_run_again(name):
+    model, ids = gpt_neox().train(), token_batch()["input_ids"]
+    told = {"attention_mask": ids > 9, "position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
+    monitor = StepMonitor(model, 2, **OPTIONS)
+    for step in range(3):
+        with monitor.step(step, {"input_ids": ids}):
+            model(input_ids=ids, **{name: told[name]})
+    with pytest.raises(ValueError, match=r"the layers get no (mask|position ids)"):
+        monitor.close(3)
+    assert steps(monitor) == [0, 2]
+
+
+def test_passes_of_other_weights_within_a_step_are_left_out_and_told_once(caplog):
+    model, batch = gpt_neox().train(), token_batch()
+    with caplog.at_level("INFO"), StepMonitor(model, 1, measure_last=False, **OPTIONS) as monitor:
+        for step in range(3):
+            with monitor.step(step):
+                for _ in range(2):
+                    model(**batch)
+                    with torch.no_grad():
+                        next(model.parameters()).add_(0.1)
+    assert set(n_at(monitor).values()) == {48}
+    assert caplog.text.count("as the second one of SAM, are not measured") == 1
 
 
 @pytest.mark.parametrize("num_steps", [5, 6])
@@ -142,17 +185,17 @@ def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
 def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
     monitor = StepMonitor(model := gpt_neox(), 2, **OPTIONS)
     for step, measured in enumerate(([], [0], [0], [0, 2])):
-        go_on(monitor, [step], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [step], model)
         assert steps(monitor) == measured
     other = torch.nn.Linear(2, 2)
-    go_on(monitor, [4], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [4], model)
     torch.optim.SGD(other.parameters()).step()
     assert steps(monitor) == [0, 2]
     monitor.close(step=4)
     assert steps(monitor) == [0, 2, 4]
     assert hooks(model) == 0
     with pytest.warns(UserWarning, match="step after close measures nothing"):
-        go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [6], model)
     monitor.close()
     assert steps(monitor) == [0, 2, 4]
 
@@ -176,7 +219,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
             _, monitor = loop(3, every_n_steps=2, log=log, **OPTIONS)
     assert list(values) == [0, 2, 3]
     pd.testing.assert_frame_equal(pd.DataFrame(values), pd.DataFrame(run.rows))
-    events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    events = events_of(tmp_path)
     tags = events.Tags()
     assert set(values[0]) <= set(tags["scalars"])
     expected = [row["geometry.V/mean"] for row in values.values()]
@@ -236,21 +279,21 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
 
 def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path):
     monitor = StepMonitor(model := gpt_neox(), 2, window=2, folder=tmp_path, metrics=moments)
-    go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+    run_on(monitor, range(5), model)
     with pytest.warns(
         UserWarning,
         match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on",
     ) as caught:
-        go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
+        run_on(monitor, range(5), model)
     monitor.close()
     (reason,) = [str(each.message) for each in caught]
     assert "\n" not in reason
     assert n_at(monitor) == {0: 96, 2: 96, 4: 48}
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
     monitor = StepMonitor(model, 2, **OPTIONS)
-    go_on(monitor, [2], lambda: model(**token_batch()), token_batch())
+    run_on(monitor, [2], model)
     with pytest.raises(ValueError, match="got 1 after 2"):
-        go_on(monitor, [1], lambda: model(**token_batch()), token_batch())
+        run_on(monitor, [1], model)
     assert steps(monitor) == [2]
     assert hooks(model) == 0
 

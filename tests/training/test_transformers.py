@@ -2,15 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.training.transformers import GeometryCallback
+from tests.files import ROOT, events_of
 from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
@@ -45,8 +44,7 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
     assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
     assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
     (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
-    sizes = dict.fromkeys(("scalars", "images", "tensors"), 0)
-    events = EventAccumulator(str(folder), size_guidance=sizes).Reload()
+    events = events_of(folder)
     assert [event.step for event in events.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
     layout = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
     for shown in (b"geometry: at a glance", b"held: at a glance", rb"^train/geometry\.M_over_Q\/"):
@@ -79,7 +77,7 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
         callback = GeometryCallback(1, metrics=moments)
         hf_trainer({str(tmp_path)!r}, callback, kind=StopsAfterIt).train()
     """
-    options = {"cwd": Path(__file__).parents[2], "capture_output": True, "text": True}
+    options = {"cwd": ROOT, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", code], check=False, **options)
     assert "ZeroDivisionError: in the user's code" in done.stderr
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]

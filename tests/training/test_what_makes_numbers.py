@@ -4,10 +4,10 @@ from collections import Counter
 from copy import deepcopy
 
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from embedgeo import GeometryMonitor
+from tests.files import events_of
 from tests.models import token_batch
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, model, saved_files, tokenizer_files, tokenizer_of, write_files
@@ -31,12 +31,12 @@ def test_a_line_after_the_first_measurement_and_a_text_for_tensorboard(tmp_path,
     assert "skip_massive=" in line
     without = value(monitor, 0, "block.00", "V_without_massive")
     assert without < 0.5 * value(monitor, 0, "block.00", "V")
-    events = EventAccumulator(str(tmp_path / "run"), size_guidance={"tensors": 0}).Reload()
+    events = events_of(tmp_path / "run")
     text = events.Tensors("geometry/what makes the numbers/text_summary")[0]
     assert "skip_massive=" in text.tensor_proto.string_val[0].decode()
 
 
-def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, capsys):
+def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, printed):
     files = dict(tokenizer_files("gpt"))
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
     ids = tokenizer_of(files)("\n".join(TEXT))["input_ids"][:128]
@@ -45,8 +45,8 @@ def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, capsys):
     made = deepcopy(model(1))  # which other tests share
     made.gpt_neox.embed_in.weight.data[huge] *= 100
     write_files(tmp_path / "run" / "step1", saved_files(made.save_pretrained) | files)
-    options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 128}
-    sweep(str(tmp_path / "run"), out=str(tmp_path / "out"), **options)
-    said = capsys.readouterr().out
+    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 128}
+    sweep(tmp_path / "run", out=tmp_path / "out", **options)
+    said = printed()
     assert "without 1 massive row of 128 (tokens " in said
     assert "--skip-massive" in said

@@ -46,7 +46,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
             "__doc__": own.__doc__,
         }
         state = {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
-        module.__class__ = type(own)(own.__name__, (_Watched, own), names | state)
+        _set_class(module, type(own)(own.__name__, (_Watched, own), names | state))
     watched: Any = type(module)
     contexts: list[CallContext] = watched._embedgeo_contexts
     contexts.append(make_context)
@@ -55,7 +55,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
     finally:
         contexts.remove(make_context)
         if not contexts and type(module) is watched and watched.__bases__[0] is _Watched:
-            module.__class__ = watched.__bases__[1]
+            _set_class(module, watched.__bases__[1])
 
 
 class _Watched:
@@ -104,11 +104,11 @@ class _Watched:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Make a deep copy of the module's own class, which may say how it is made."""
         watched = type(self)
-        self.__class__ = watched.__bases__[1]
+        _set_class(self, watched.__bases__[1])
         try:
             return deepcopy(self, memo)
         finally:
-            self.__class__ = watched
+            _set_class(self, watched)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Make copies and pickles of the module's own class."""
@@ -118,6 +118,11 @@ class _Watched:
         if make.__name__ == "__newobj__":  # which pickle refuses for another class
             make = own.__new__
         return make, tuple(own if arg is type(self) else arg for arg in args), *state
+
+
+def _set_class(module: object, cls: type) -> None:
+    """Set a module's class, of which its ``__setattr__`` may tell others."""
+    object.__setattr__(module, "__class__", cls)
 
 
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:

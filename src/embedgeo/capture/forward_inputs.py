@@ -39,9 +39,12 @@ _MASKS = ("attention_mask", "mask")
 _CLOSED = -100  # added to a score, so little or less leaves nothing of it
 # of earlier positions
 _CACHES = ("past_key_values", "cache_params", "mems")
-# True, or −∞, is padding: of torch's own, and of transformers' FSMT and XLNet
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
-_PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
+# True, or −∞, is padding
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
+_PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLNet, too
+    "torch": (*_PADDING_MASKS, "key_padding_mask"),
+    "transformers": (*_PADDING_MASKS, "key_padding_mask", "decoder_padding_mask", "input_mask"),
+}
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, but for what is to be predicted
@@ -50,7 +53,7 @@ _UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special)|(\w+_)?head_ma
 _NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
-READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}
+READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
 READ_ARGUMENTS = (
     "input_ids",
     "position_ids",
@@ -165,7 +168,7 @@ class _RunningCall(NamedTuple):
         integers = [
             each
             for name, each in arguments.items()
-            if name not in READ_MASKS
+            if name not in (*READ_MASKS, "labels")
             and isinstance(each, Tensor)
             and each.ndim == 2
             and _is_integer(each)
@@ -243,7 +246,7 @@ def _padding_of_call(
     ``shape`` of its tokens is (batch, positions).
     """
     maker = type(module).__module__.partition(".")[0]
-    known = _PADDING_MASKS_OF_TRANSFORMERS if maker == "transformers" else _PADDING_MASKS
+    known = _PADDING_MASKS_OF.get(maker, _PADDING_MASKS)
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
     if given is not None and query is not None and query is not key:  # of an attention
@@ -278,8 +281,12 @@ def _padding_of_call(
 
 
 def _has_marks(tensor: Tensor) -> bool:
-    """Tell whether a tensor has 0 and 1, and nothing else."""
-    return bool(((tensor == 0) | (tensor == 1)).all() & tensor.any() & (tensor == 0).any())
+    """Tell whether a tensor has 0 and 1, or 0 and what closes a score, and nothing else."""
+    zeros = tensor == 0
+    return any(
+        bool((zeros | marks).all() & zeros.any() & marks.any())
+        for marks in (tensor == 1, tensor < _CLOSED)
+    )
 
 
 def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
@@ -495,7 +502,8 @@ class ForwardInputs:
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
-        self.has_unread_ids = False  # a model was given input_ids, and no table looked them up
+        self.told = set[str]()  # what passes have told of their rows, beside token ids
+        self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
@@ -585,6 +593,8 @@ class ForwardInputs:
             forward.token_ids = call.token_ids
         padding = call.padding
         is_of_rows = padding.source is not None and padding.source.ndim == 2
+        if is_of_rows and _are_opposites(forward.padding.mask, padding.mask):
+            padding = _Padding(untold="of padding is 1 where another one is 0")
         if is_of_rows or (
             forward.padding.mask is None and (padding.source is not None or padding.untold)
         ):
@@ -645,8 +655,7 @@ class ForwardInputs:
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned; it raised without ``call``."""
         if call and self._running and not self.token_ids:
-            batch = self._running[0].batch
-            self.has_unread_ids |= isinstance(batch, Mapping) and "input_ids" in batch
+            self.has_unread_ids |= bool(self._running[0].integers)
         del self._running[-1:]  # there is none after a `reset` inside the call
 
     def is_outermost(self, module: nn.Module) -> bool:
@@ -758,6 +767,8 @@ class ForwardInputs:
         in place.
         """
         self.forward.has_rows = True
+        told = {"mask": self.forward.padding.mask, "position ids": self.forward.position_ids}
+        self.told |= {name for name, each in told.items() if each is not None}
         inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
@@ -824,6 +835,8 @@ class ForwardInputs:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
         recorded = [*self.token_ids.values()]
+        if not rows.layer.name.endswith("final_norm"):  # which may follow other look-ups
+            recorded += self._later_ids.values()
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
@@ -860,7 +873,7 @@ class ForwardInputs:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
                 f"{self.forward.padding.untold}. Give mask=, or attention_mask (1 = token) or "
-                "key_padding_mask (1 = padding), of shape (batch, positions)."
+                "src_key_padding_mask (1 = padding), of shape (batch, positions)."
             )
         elif (
             not self.forward.called
@@ -944,6 +957,10 @@ class ForwardInputs:
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _are_opposites(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and _equal(one.logical_not(), other.bool())
 
 
 def _is_integer(ids: Tensor) -> bool:

@@ -118,6 +118,11 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
                 raise TypeError(
                     f"layers must map names to modules; got {type(module).__name__} for {name!r}."
                 )
+            if structure.model_of(model, [module]) not in (model, structure.measured_model(model)):
+                raise ValueError(
+                    f"layer {name!r} must be in the first of several models side by side. Give the "
+                    "mapping itself, not in a list, or layers=lambda module: module.NAME."
+                )
             yield Layer(str(name), (ModuleCall(module),))
     elif isinstance(layers, nn.Module):
         raise TypeError(

@@ -165,6 +165,7 @@ class Probe:
         # as the last forward pass left them
         self._versions: list[object] = []
         self._is_stale = False  # the weights have changed since
+        self.has_left_out = False  # a pass of other weights
         self._thread: int | None = None  # in which a pass runs
         self._attached: ExitStack | None = None
         self._read_inside = dict[tuple[str, int], bool]()  # since attached: in the model's own call
@@ -340,6 +341,7 @@ class Probe:
                 self._undo = self._undoing()
             if not self._no_grad_passes:
                 self._is_stale = bool(self._versions) and self._versions != self._weight_versions()
+                self.has_left_out |= self._is_stale
         self._inputs.begin_call(module, *call)
 
     def _end_call(self, *call: Any) -> None:

@@ -4,7 +4,7 @@ around modules.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
@@ -80,12 +80,33 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
         parents = [stack.parent for stack in _largest_stacks(measured)]
         beside = {id(m): name for name, m in measured.named_modules() if m in parents}
     if len(beside) > 1:
-        names = [*beside.values()]
-        raise ValueError(
-            f"one model must be measured; {type(model).__name__} has {listed(names)} side by side. "
-            f"Choose one: layers=lambda module: module.{names[-1]}, and a sweep needs the weights "
-            "of one alone."
-        )
+        raise _several(model, [*beside.values()])
+
+
+def _several(model: nn.Module, names: Sequence[str]) -> ValueError:
+    trained = (
+        name
+        for name in reversed(names)
+        if any(weight.requires_grad for weight in model.get_submodule(name).parameters())
+    )
+    return ValueError(
+        f"one model must be measured; {type(model).__name__} has {listed(names)} side by side. "
+        f"Choose one: layers=lambda module: module.{next(trained, names[-1])}, and a sweep needs "
+        "the weights of one alone."
+    )
+
+
+def model_of(model: nn.Module, modules: Collection[nn.Module]) -> nn.Module:
+    """The one of several Hugging Face models side by side that has these modules, or ``model``.
+    ValueError if no one of them has all.
+    """
+    beside = dict(_hugging_face_models(model))
+    for each in beside.values() if len(beside) > 1 else ():
+        if all(module in each.modules() for module in modules):
+            return each
+    if len(beside) > 1:
+        raise _several(model, [*beside])
+    return model
 
 
 def _hugging_face_models(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

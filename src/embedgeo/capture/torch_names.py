@@ -19,9 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils import _python_dispatch as dispatch
 
-WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""Names by which torch.compile, FSDP and checkpoint wrappers hold a module; another one would show
-in layers' names.
+WRAPPERS = {
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+}
+"""Names by which torch.compile, FSDP, checkpoint wrappers and Fabric hold a module; another one
+shows in layers' names.
 """
 
 _OF_MODULES = vars(nn.Module()).keys() - {"_buffers", "_non_persistent_buffers_set"}

@@ -30,7 +30,7 @@ _WEIGHTS = (  # in the order in which transformers looks for them
 )
 UNUSED = re.compile(
     r"(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
-    r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
+    r"|(^|\.)(pooler|seq_relationship|(pre_)?classifier|score|qa_outputs|discriminator_predictions)\."
 )
 """Buffers that models make themselves, and heads of other tasks: no hidden state is of these."""
 # of numbers that are the weights; empty for what is no tensor
@@ -90,7 +90,7 @@ class Contents:
 
     # in one format, sorted by name, with their index if there is one
     weights: tuple[StoredFile, ...]
-    others: tuple[StoredFile, ...] = ()  # ``config.json`` and the tokenizer's files
+    others: tuple[StoredFile, ...] = ()  # ``config.json``, the tokenizer's files, trusted code
 
     @property
     def sha256(self) -> str:
@@ -121,13 +121,18 @@ class Contents:
         return *self.weights, *self.others
 
 
-def needed_files(files: Iterable[StoredFile]) -> Contents:
-    """Select the files to load: weights in one format, ``config.json``, and those of the
-    tokenizer.
+def needed_files(files: Iterable[StoredFile], *, with_code: bool = False) -> Contents:
+    """Select the files to load: weights in one format, ``config.json``, those of the tokenizer,
+    and the code if asked for.
     """
     # whole names are matched, so that none is outside the checkpoint's folder
     files = sorted(files)
-    others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
+    others = tuple(
+        file
+        for file in files
+        if file.name in {"config.json", *TOKENIZER_FILES}
+        or (with_code and re.fullmatch(r"\w+\.py", file.name))
+    )
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])
     names = [file.name for file in files]

@@ -114,12 +114,15 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
     return ""
 
 
-def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
-    """Download some small files of a commit into a cache of their own: the folder that holds
-    them.
+def fetch_small(
+    repository: str, commit: str, names: Sequence[str], cache: Path, *, with_code: bool | None
+) -> Path:
+    """Download some small files of a commit, and its code if asked for, into a cache of their own:
+    the folder that holds them.
     """
+    patterns = [*names, "*.py"] if with_code else [*names]
     download = partial(
-        snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache
+        snapshot_download, repository, revision=commit, allow_patterns=patterns, cache_dir=cache
     )
     return Path(retried(download))
 

@@ -48,7 +48,7 @@ def iter_checkpoints(
     *,
     evict: bool = False,
     model_class: "ModelClass | None" = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool | None = None,
 ) -> Iterator[Checkpoint]:
     """Iterate over the checkpoints of training runs, in order of their steps; none is loaded yet.
 
@@ -68,7 +68,8 @@ def iter_checkpoints(
         model_class: the LightningModule of ``.ckpt`` files; of state dicts (``.pt``, ``.pth``) the
             function or class that makes the model. Its name is ``package.module.Class`` or
             ``package.module:make``.
-        trust_remote_code: run code that comes with a repository.
+        trust_remote_code: True runs code that comes with a repository or folder; False takes
+            transformers' own class in its place; None refuses where there is such code.
 
     Returns:
         An iterator over objects with ``name``, ``step``, ``commit``, ``weights_sha256``,
@@ -76,7 +77,8 @@ def iter_checkpoints(
 
     Raises:
         FileNotFoundError: there is no such source, or it has no checkpoints.
-        ValueError: steps that there are not, or a file without a ``model_class``.
+        ValueError: steps that there are not, a file without a ``model_class``, or one with what is
+            no file.
 
     Example:
         >>> import embedgeo
@@ -108,18 +110,26 @@ def _evicting(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
 def require_model_class(
     checkpoints: Sequence[Checkpoint], model_class: "ModelClass | None"
 ) -> None:
-    """Check that the model of a file can be made, where there is a file."""
+    """Check that what makes a model is given for files, and for these alone."""
     if model_class is not None:
         from embedgeo.checkpoints.loading import import_maker
 
         import_maker(model_class)
-        return
     for checkpoint in checkpoints:
-        if (file := checkpoint.path) and file.is_file() and not checkpoint.error:
+        is_file = bool(checkpoint.path and checkpoint.path.is_file())
+        if checkpoint.error or is_file == (model_class is not None):
+            continue
+        if is_file:
             raise ValueError(
-                f"model_class must name the LightningModule of {file}, or what makes its model; "
-                f"got none. Give --model-class package.module.Class, or package.module:make."
+                f"model_class must name the LightningModule of {checkpoint.path}, or what makes "
+                "its model; got none. Give --model-class package.module.Class, or "
+                "package.module:make."
             )
+        raise ValueError(
+            f"model_class is for .ckpt, .pt and .pth files; {checkpoint.name} is a folder or "
+            "repository, whose config.json says its class. Leave model_class out, or save the "
+            "state dict as .pt."
+        )
 
 
 def find_checkpoints(
@@ -129,7 +139,7 @@ def find_checkpoints(
     known: Mapping[str, Recorded] = MappingProxyType({}),
     *,
     model_class: "ModelClass | None" = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool | None = None,
 ) -> list[Checkpoint]:
     """Checkpoints by series and step with their files and digests.
 
@@ -139,7 +149,13 @@ def find_checkpoints(
     listed = list_checkpoints(model, revisions, final=steps == "final")
     with ThreadPoolExecutor(8) as pool:
         checkpoints = list(
-            pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps))
+            pool.map(
+                lambda each: _inspect(
+                    replace(each, model_class=model_class, trust_remote_code=trust_remote_code),
+                    known.get(each.name),
+                ),
+                _choose(listed, steps),
+            )
         )
         samples = list(pool.map(_sample, checkpoints))
         counts = Counter(samples)
@@ -157,15 +173,7 @@ def find_checkpoints(
             if each.weights_sha256
         }
     )
-    return [
-        replace(
-            each,
-            duplicate_of=owners.get(each.name),
-            model_class=model_class,
-            trust_remote_code=trust_remote_code,
-        )
-        for each in checkpoints
-    ]
+    return [replace(each, duplicate_of=owners.get(each.name)) for each in checkpoints]
 
 
 def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:

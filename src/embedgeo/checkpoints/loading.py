@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -64,11 +65,17 @@ needed.
 ModelClass = str | Callable[..., nn.Module]
 """A LightningModule, or what makes a model without arguments; or its name."""
 
+_CODE = (
+    "auto_map names code that comes with the model; --trust-remote-code true runs this code, false "
+    "takes transformers' own class, if there is one"
+)
 _PREFIXES = "_orig_mod.", "_fsdp_wrapped_module.", "module."  # of wrappers, in keys
 
 
-def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of the model in a folder."""
+def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTrainedConfig:
+    """The configuration of the model in a folder. Whether to run code that it names for the model
+    must be said.
+    """
 
     def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, value in pairs:
@@ -83,9 +90,19 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
 
     json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
     with _explaining(folder / "config.json"):
-        return AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=bool(trust_remote_code)
         )
+    if trust_remote_code is None and _code(config):
+        raise ValueError(f"config.json: {_CODE}.")
+    return config
+
+
+def _code(config: PreTrainedConfig) -> list[str]:
+    """The auto classes that have code which comes with the model."""
+    return [
+        name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")
+    ]
 
 
 def _read_object(path: Path) -> bytes:
@@ -111,10 +128,7 @@ def _explaining(path: Path) -> Iterator[None]:
         first = re.split(r"(?<=\w[.!]) ", message[:300], maxsplit=1)[0].rstrip(".")
         why = f"transformers cannot take it ({type(error).__name__}: {first})"
         if "trust_remote_code" in message:
-            why = (
-                "auto_map names code that comes with the model, which is not run; "
-                "--trust-remote-code runs it"
-            )
+            why = _CODE
         raise ValueError(f"{path.name}: {why}.") from error
 
 
@@ -137,13 +151,7 @@ def is_encoder(config: PreTrainedConfig) -> bool:
 
 
 def _has_masked_head(config: PreTrainedConfig) -> bool:
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or _is_in_code(
-        config, "AutoModelForMaskedLM"
-    )
-
-
-def _is_in_code(config: PreTrainedConfig, name: str) -> bool:
-    return name in (getattr(config, "auto_map", None) or ())
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING or "AutoModelForMaskedLM" in _code(config)
 
 
 def _names_causal_head(config: PreTrainedConfig) -> bool:
@@ -156,7 +164,7 @@ def is_encoder_model(model: nn.Module) -> bool:
     return isinstance(config, PreTrainedConfig) and is_encoder(config)
 
 
-def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
+def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool | None = None) -> Any:
     """The model of a configuration, without memory for its weights, if it has no more than any real
     model.
     """
@@ -175,14 +183,43 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
         with torch.device("meta"):
             # in the dtype that torch has already: another one would be set for all threads
             dtype = torch.get_default_dtype()
-            return _auto_class(config).from_config(
-                config, dtype=dtype, trust_remote_code=trust_remote_code
+            model = _auto_class(config, trust_remote_code).from_config(
+                config, dtype=dtype, trust_remote_code=bool(trust_remote_code)
             )
     finally:
         hook.remove()
+    if not _code(config):  # else it was said which class to take
+        _require_known_class(model)
+    return model
 
 
-def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
+def _require_known_class(model: nn.Module) -> None:
+    """Check that a configuration names a class of transformers, or one that was registered."""
+    config: Any = model.config
+    own = {type(module).__name__ for module in model.modules()}
+    for name in {*(config.architectures or ())} - own:
+        # what T5's files name was a class of transformers once
+        known = {each.casefold() for each in (*dir(transformers), "T5WithLMHeadModel")}
+        if re.sub("^(tf|flax|fsdp)", "", name.casefold()) not in known:
+            raise ValueError(
+                f"config.json: architectures must name a class of transformers; got {name}. If "
+                f"this is another name of {type(model).__name__}, write that. If it is a class of "
+                "your own, save it with its code (register_for_auto_class) and give "
+                "--trust-remote-code true; or its state dict as .pt, and --model-class."
+            )
+
+
+def require_text(config: PreTrainedConfig) -> None:
+    """Check that a model is of text alone."""
+    if not config.is_encoder_decoder and config.get_text_config() is not config:
+        raise ValueError(
+            f"a model must be of text alone; {config.model_type} is of more. Save its text model "
+            "with the tokenizer (AutoModel.from_pretrained(…).language_model, CLIPTextModel), or "
+            "measure it by hand: embedgeo.observe."
+        )
+
+
+def described_model(folder: Path, *, trust_remote_code: bool | None = None) -> nn.Module:
     """The model that the configuration in a folder describes, an encoder and decoder, too; without
     memory for it, and without a head where it was saved so.
     """
@@ -196,7 +233,16 @@ def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Modu
     return body if is_bare else model
 
 
-def _auto_class(config: PreTrainedConfig) -> Any:
+def _auto_class(config: PreTrainedConfig, trust_remote_code: bool | None) -> Any:
+    """The class that makes a model: of those with trusted code, if there are any."""
+    usual = _usual_auto_class(config)
+    code = _code(config) if trust_remote_code else []
+    if not code or usual.__name__ in code:
+        return usual
+    return getattr(transformers, "AutoModel" if "AutoModel" in code else code[0])
+
+
+def _usual_auto_class(config: PreTrainedConfig) -> Any:
     if config.is_encoder_decoder:
         return (
             AutoModelForSeq2SeqLM
@@ -206,7 +252,7 @@ def _auto_class(config: PreTrainedConfig) -> Any:
     if (is_other := is_encoder(config)) and _has_masked_head(config):
         return AutoModelForMaskedLM
     if (not is_other or _names_causal_head(config)) and (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or _is_in_code(config, "AutoModelForCausalLM")
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in _code(config)
     ):
         return AutoModelForCausalLM
     is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
@@ -218,7 +264,7 @@ def load_model(
     contents: Contents,
     *,
     dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool | None = None,
     device_map: DeviceMap | None = None,
     offload_folder: Path | None = None,
 ) -> nn.Module:
@@ -235,10 +281,11 @@ def load_model(
     for file in weight_files(contents.weights):
         types |= weight_types(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code)
+    require_text(config)
     with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
     _require_described(empty, config, contents, types)
-    model, info = _auto_class(config).from_pretrained(
+    model, info = _auto_class(config, trust_remote_code).from_pretrained(
         folder,
         config=config,
         dtype=dtype or torch.float32,
@@ -247,7 +294,7 @@ def load_model(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, by name
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=bool(trust_remote_code),
         use_safetensors=contents.weights[0].name.endswith(
             (".safetensors", ".safetensors.index.json")
         ),
@@ -341,7 +388,7 @@ def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str
         )
 
 
-def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: Path, *, trust_remote_code: bool | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder, or in a file as ``tokenizer.json``."""
     tokenizer: PreTrainedTokenizerBase
     file = path if path.is_file() else path / "tokenizer.json"
@@ -353,10 +400,13 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
     else:
         config = path / "tokenizer_config.json"
         if config.is_file():
-            _read_object(config)
+            code = json.loads(_read_object(config)).get("auto_map") or {}
+            # a list is of an earlier format, in which it is the tokenizer's
+            if trust_remote_code is None and (isinstance(code, list) or "AutoTokenizer" in code):
+                raise ValueError(f"{config.name}: {_CODE}.")
         with _explaining(config):
             tokenizer = AutoTokenizer.from_pretrained(
-                path, local_files_only=True, trust_remote_code=trust_remote_code
+                path, local_files_only=True, trust_remote_code=bool(trust_remote_code)
             )
     # documents are cut into sequences afterwards: no warning about their length
     tokenizer.model_max_length = 10**12

@@ -144,7 +144,7 @@ class Checkpoint:
             if there is none.
         error: why the files cannot be listed; empty where they are.
         model_class: what makes the model of a file: see `iter_checkpoints`.
-        trust_remote_code: code that comes with the model is run.
+        trust_remote_code: whether code that comes with the model is run: see `iter_checkpoints`.
         cache: folder that files are downloaded to; None: the Hugging Face cache.
     """
 
@@ -161,7 +161,7 @@ class Checkpoint:
     duplicate_of: str | None = None
     error: str = ""
     model_class: "ModelClass | None" = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
     cache: Path | None = None
 
     @property
@@ -244,7 +244,8 @@ class Checkpoint:
         files; of local weights only if asked for.
         """
         if self.path is None:
-            return needed_files(hub.list_files(self.model, self.commit))
+            files = hub.list_files(self.model, self.commit)
+            return needed_files(files, with_code=bool(self.trust_remote_code))
         if self.step == UNREADABLE:
             stored_step(self.path)
         weights, others = local_files(self.path)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 from pathlib import Path
@@ -21,6 +21,7 @@ from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import (
     Part,
     measured_model,
+    model_of,
     model_width,
     weights_device,
 )
@@ -628,11 +629,14 @@ class Geometry:
 
 def _chosen(model: nn.Module, layers: LayerSpec) -> tuple[nn.Module, Any]:
     """The model and the layers that a function of the model chooses: these, or a part of it."""
+    chosen: Any = layers
     if callable(layers) and not isinstance(layers, nn.Module):
-        layers = layers(model)
-        if isinstance(layers, nn.Module):
-            return layers, "blocks"
-    return model, layers
+        chosen = layers(model)
+        if isinstance(chosen, nn.Module):
+            return chosen, "blocks"
+    if isinstance(chosen, Mapping):
+        return model_of(model, chosen.values()), chosen
+    return model, chosen
 
 
 def _with_values_of_all(
@@ -759,7 +763,8 @@ def observe(
         )
     if geometry.inputs.has_unread_ids and token_ids is None and rows != "mean":
         warnings.warn(
-            "The model is given input_ids, but no embedding table of the measured part is called "
-            "with them, so values over token types are absent. Give token_ids=.",
+            "The model is given integers, such as token ids, but no embedding table of the "
+            "measured part is called with them, so values over token types are absent. Give "
+            "token_ids=.",
             stacklevel=3,
         )

@@ -8,15 +8,12 @@ from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.defaults import (
     default_metrics,
-    extra_metrics,
     full_metrics,
     streaming_metrics,
 )
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.moments import EmbeddingMoments
-from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
-from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
 __all__ = [
@@ -25,12 +22,9 @@ __all__ = [
     "EmbeddingMoments",
     "GeometryMetric",
     "IntrinsicDimension",
-    "NextTokenGeometry",
     "OutlierCoordinates",
     "TokenMoments",
-    "TokenSimilarity",
     "default_metrics",
-    "extra_metrics",
     "full_metrics",
     "streaming_metrics",
 ]

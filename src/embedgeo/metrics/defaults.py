@@ -2,13 +2,11 @@
 what token tables take.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.formatting import did_you_mean
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric, state_bytes
@@ -16,9 +14,7 @@ from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
-from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
-from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
 TABLE_BYTES = 2**31
@@ -28,42 +24,6 @@ where a monitor chooses the metrics: 2 GiB.
 
 _SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
 SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
-
-EXTRA_METRICS = ("coordinates", "next_token", "similarity")
-"""The names of `extra_metrics`."""
-
-
-def extra_metrics(
-    dim: int, names: Sequence[str], *, seed: int = 0, unembedding: Tensor | None = None
-) -> list[Metric]:
-    """The metrics with these names, of `EXTRA_METRICS`.
-
-    Args:
-        dim: d, the width of the layer.
-        names: of metrics; each once.
-        seed: of the rows that are sampled.
-        unembedding: of `NextTokenGeometry`.
-
-    Raises:
-        ValueError: a name that is none of them, or is given twice.
-    """
-    require_extra_names(names)
-    makers: dict[str, Callable[[], GeometryMetric]] = {
-        "coordinates": lambda: OutlierCoordinates(dim),
-        "next_token": lambda: NextTokenGeometry(dim, unembedding=unembedding),
-        "similarity": lambda: TokenSimilarity(dim),
-    }
-    return [makers[name]() for name in names]
-
-
-def require_extra_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless these are names of `extra_metrics`, each once."""
-    wrong = [name for name in names if name not in EXTRA_METRICS]
-    if isinstance(names, str) or wrong or len(set(names)) < len(names):
-        raise ValueError(
-            f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got "
-            f"{names!r}.{did_you_mean(''.join(wrong[:1]), EXTRA_METRICS)}"
-        )
 
 
 def default_metrics(
@@ -78,8 +38,7 @@ def default_metrics(
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
     removed_directions: Sequence[int] = (),
-    extra: Sequence[str] = (),
-    unembedding: Tensor | None = None,
+    coordinates: bool = False,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
@@ -99,9 +58,7 @@ def default_metrics(
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
         after_processing: `AfterProcessing`, too.
         removed_directions: ``top`` of `AfterProcessing`; default: 3.
-        extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
-        unembedding: of `NextTokenGeometry`, the extra metric ``"next_token"``: weights of the
-            model's output embedding.
+        coordinates: `OutlierCoordinates`, too.
 
     Raises:
         ValueError: as these metrics do.
@@ -124,7 +81,7 @@ def default_metrics(
             if after_processing
             else []
         ),
-        *extra_metrics(dim, extra, seed=seed, unembedding=unembedding),
+        *([OutlierCoordinates(dim)] if coordinates else []),
     ]
 
 
@@ -141,13 +98,13 @@ full_metrics = partial(
     id_batches=4,
     anisotropy_batch=4096,
     after_processing=True,
-    extra=EXTRA_METRICS,
+    coordinates=True,
 )
 """Every number there is: `default_metrics` with all that can be added to them.
 
 That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096
-rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all
-`extra_metrics`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
+rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing` and
+`OutlierCoordinates`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
 batches of rows.
 """
 

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
 from embedgeo.drawing import style
-from embedgeo.formatting import cell, did_you_mean, listed
+from embedgeo.formatting import did_you_mean, listed, write_csv
 from embedgeo.report.page import FigureWriter, write_page
 from embedgeo.report.plan import page_plan, varying_metrics
 from embedgeo.report.reference import read_references
@@ -118,6 +116,4 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         parts.append(records.reset_index().assign(run=run.label))
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     records = pd.concat(parts, ignore_index=True)[columns]
-    records = records.assign(**records[["run", "layer", "metric"]].map(cell))
-    table = pa.Table.from_pandas(records, preserve_index=False)
-    pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))
+    write_csv(records, path, index=False)

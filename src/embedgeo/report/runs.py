@@ -45,7 +45,7 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "token_tables",
     "spectrum",
     "count_special",  # what texts begin with says it
-    "extra",
+    "coordinates",
     "after_processing",
     "model_class",
     "trust_remote_code",

@@ -27,7 +27,6 @@ from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
-from embedgeo.metrics.defaults import require_extra_names
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.parquet import TABLES
@@ -140,12 +139,11 @@ class Worker:
     def _measure_model(self, model: nn.Module, text: ProbeText) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
-        make = _with_unembedding(self.make_metrics, model)
         with torch.inference_mode():
             geometry = Geometry(
                 model,
                 settings.layer_patterns,
-                make,
+                self.make_metrics,
                 text.skip_first_positions,
                 text.ignore_token_ids,
                 rows=settings.rows,
@@ -348,7 +346,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
-    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
+    values["count_range"] = tuple(settings.count_range)
     values["removed_directions"] = (
         tuple(settings.removed_directions) if settings.after_processing else ()
     )
@@ -356,7 +354,6 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    require_extra_names(tuple(settings.extra_names))
     try:
         signature(function).bind(1, **options)
     except TypeError as error:
@@ -365,14 +362,3 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             f"it; {name} does not ({reason(error)})."
         ) from error
     return partial(function, **options)
-
-
-def _with_unembedding(make: Any, model: nn.Module) -> MetricFactory:
-    """The function with the weights of the model's output embedding, if it takes ``unembedding``
-    and there are any.
-    """
-    weights = getattr(output_embedding(model), "weight", None)
-    is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
-    if not is_usable or "unembedding" not in signature(make).parameters:
-        return make
-    return partial(make, unembedding=weights)

@@ -125,14 +125,17 @@ def _shortfall(settings: SweepSettings, text: ProbeText) -> str:
     """
     used = len(text.token_ids)
     longest = int(text.lengths.max())
+    number = f"{len(text.lengths):,}"
     what = f"sequences of {longest:,}" if settings.unit == "sequence" else "whole texts"
-    many = f"{len(text.lengths):,} {what}"
     notes = []
     if used < settings.num_tokens:
         share = f" of a share of {settings.sample:g} (--sample)" if settings.sample < 1 else ""
-        notes.append(f"{settings.num_tokens:,} tokens asked for, {used:,} used: {many}{share}")
+        notes.append(
+            f"{settings.num_tokens:,} tokens asked for, {used:,} used: {number} {what}{share}"
+        )
     if text.num_cut:
-        notes.append(f"{text.num_cut:,} of {many} are cut to {longest:,} tokens (--seq-len)")
+        of = "rows of --tokens" if settings.tokens else what
+        notes.append(f"{text.num_cut:,} of {number} {of} are cut to {longest:,} tokens (--seq-len)")
     return "; ".join(notes)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed
 
 SPECIAL = "special"  # in place of the ids of a tokenizer's special tokens
 _DEFAULT_SEQ_LEN = 512
@@ -57,7 +56,7 @@ class SweepSettings:
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
             if they have one, the same files in all; else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
-            cut into sequences, or a row for each.
+            cut into sequences, or a row for each, without padding and cut to ``seq_len``.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
@@ -101,8 +100,8 @@ class SweepSettings:
             removal of the top directions (`embedgeo.AfterProcessing`).
         removed_directions: how many of the top directions are removed by ``after_processing``
             (default: 3), each number by itself: ``1,5``.
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas
-            between them or as a list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
+        coordinates: also measure kurtosis and the largest entries of coordinates
+            (`embedgeo.OutlierCoordinates`), and write ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
             there are none. Also writes ``jackknife/<name>.parquet``, from which the report has the
             errors of changes between checkpoints.
@@ -122,8 +121,10 @@ class SweepSettings:
             measured; if false, download into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
         model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``; of
-            state dicts a function or class that makes the model, as ``package.module:make``.
-        trust_remote_code: run code that comes with a repository.
+            state dicts a function or class that makes the model, as ``package.module:make``. It is
+            refused with folders and repositories.
+        trust_remote_code: ``true`` runs code that comes with a repository or folder, ``false``
+            takes transformers' own class in its place; default: what comes with code is refused.
 
     Raises:
         ValueError: an option of the wrong type or outside its range.
@@ -163,7 +164,7 @@ class SweepSettings:
     token_tables: bool = False
     after_processing: bool = False
     removed_directions: Sequence[int] = ()
-    extra: str | list[str] | tuple[()] = ()
+    coordinates: bool = False
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
@@ -174,15 +175,13 @@ class SweepSettings:
     evict: bool = True
     dry_run: bool = False
     model_class: str | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "text", "layers", "extra"):
+        for name in ("model", "text", "layers"):
             value: Any = getattr(self, name)
             listed = value if isinstance(value, list | tuple) else [value]
-            if not all(isinstance(each, str) for each in listed) or not (
-                listed or name in ("text", "extra")
-            ):
+            if not all(isinstance(each, str) for each in listed) or not (listed or name == "text"):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         for option in fields(self):
             choices = choices_of(option.type)
@@ -253,13 +252,9 @@ class SweepSettings:
                 f"count_range and token_tables need token types; --rows {self.rows} has none. "
                 "Take other rows."
             )
-        if self.types == "string" and (
-            self.rows in ("mean", "words") or "next_token" in self.extra_names
-        ):
+        if self.types == "string" and self.rows in ("mean", "words"):
             raise ValueError(
-                f"types string needs rows that are tokens, and no next_token, which goes by ids; "
-                f"got rows {self.rows} "
-                f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
+                f"types string needs rows that are tokens; got rows {self.rows}. Leave it out."
             )
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(
@@ -316,7 +311,7 @@ class SweepSettings:
         kinds = ["tokens"] if self.token_tables else []
         kinds += ["spectra"] if self.spectrum else []
         kinds += ["jackknife"] if self.jackknife else []
-        return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds
+        return [*kinds, "coordinates"] if self.coordinates else kinds
 
     @property
     def layer_patterns(self) -> str | list[str]:
@@ -328,12 +323,6 @@ class SweepSettings:
             pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)
         ]
         return patterns if len(patterns) > 1 else patterns[0]
-
-    @property
-    def extra_names(self) -> list[str]:
-        """The names in ``extra``."""
-        entries = [self.extra] if isinstance(self.extra, str) else self.extra
-        return [name.strip() for entry in entries for name in entry.split(",")]
 
     @property
     def folder(self) -> Path:
@@ -350,7 +339,6 @@ class SweepSettings:
         recorded |= {
             "model": [_seen_from(self.folder, model) for model in self.models],
             "layers": self.layer_patterns,
-            "extra": self.extra_names,
         }
         recorded["seq_len"] = self.length
         recorded["massive"] = massive_times(self.skip_massive, self.massive)

@@ -10,7 +10,7 @@ from functools import partial
 from inspect import signature
 from itertools import tee
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -238,7 +238,8 @@ def _first_model(
 
 
 def require_one_side(config: PreTrainedConfig) -> None:
-    """Check that a model is not an encoder and a decoder."""
+    """Check that a model is of text alone, and not an encoder and a decoder."""
+    loading.require_text(config)
     if config.is_encoder_decoder:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
@@ -329,6 +330,7 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
             raise TypeError(f"it has numbers of {ids.dtype}, shape {ids.shape}")
         length = min(settings.length, ids.shape[-1])
+        is_cut = ids.ndim == 2 and length < ids.shape[1]
         num_sequences = min(ids.size, settings.num_tokens) // max(1, length)
         if ids.ndim == 1:
             ids = ids[: num_sequences * length].reshape(-1, length)
@@ -339,6 +341,7 @@ def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
         ids.flatten(),
         torch.full((len(ids),), length),
         token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
+        num_cut=len(ids) if is_cut else 0,
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         text_sha256=hashed_file(path).digest,
@@ -370,6 +373,8 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, text.token_ids)
     network = measured_model(model)
+    if settings.tokens is not None:
+        _require_no_padding(network, text)
     takes_mask = (
         isinstance(network, PreTrainedModel)
         and "attention_mask" in signature(network.forward).parameters
@@ -391,6 +396,22 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
         )
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])
+
+
+def _require_no_padding(network: Any, text: ProbeText) -> None:
+    """Check that rows of given tokens are not padded, of which the model would not be told."""
+    pad = getattr(getattr(network, "config", None), "pad_token_id", None)
+    is_pad = text.token_ids.view(len(text.lengths), -1) == (-1 if pad is None else pad)
+    padded = is_pad[:, :2].all(1)
+    # those before them do not see them at the end
+    if pad not in text.ignore_token_ids or loading.is_encoder_model(network):
+        padded |= is_pad[:, -2:].all(1)
+    if (num_padded := int(padded.sum())) > 1:
+        raise ValueError(
+            f"rows of tokens must not be padded; {num_padded} begin or end in the model's "
+            f"pad_token_id, {pad}. Give rows without padding. Where it is at their ends, and the "
+            f"model reads left to right, --ignore-token-ids {pad} is enough; the loss counts it."
+        )
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
@@ -425,7 +446,7 @@ def find_tokenizer(
     tried: list[str] = []
     for name, source in sources.items():
         try:
-            path = _tokenizer_path(source, folder)
+            path = _tokenizer_path(source, folder, settings.trust_remote_code)
             tokenizer = loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{name} ({reason(error)})")
@@ -458,7 +479,7 @@ def _require_one_tokenizer(owners: Sequence[Checkpoint]) -> None:
             )
 
 
-def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
+def _tokenizer_path(source: str | Checkpoint, folder: Path, trust_remote_code: bool | None) -> Path:
     """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched
     into ``folder``.
     """
@@ -470,7 +491,7 @@ def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
         raise FileNotFoundError(f"{source} has no branch main")
     if not _has_vocabulary(hub.list_files(source, commit)):
         raise FileNotFoundError("it has no files of a tokenizer")
-    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder)
+    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder, with_code=trust_remote_code)
 
 
 def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
@@ -483,7 +504,13 @@ def _files(checkpoint: Checkpoint) -> Sequence[StoredFile]:
 
 
 def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:
-    """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into
-    ``folder``.
+    """The checkpoint's own folder or file; of one on the Hub, some of its files, and its code if
+    trusted, fetched into ``folder``.
     """
-    return checkpoint.path or hub.fetch_small(checkpoint.model, checkpoint.commit, names, folder)
+    return checkpoint.path or hub.fetch_small(
+        checkpoint.model,
+        checkpoint.commit,
+        names,
+        folder,
+        with_code=checkpoint.trust_remote_code,
+    )

@@ -278,7 +278,7 @@ def cut_sequences(
 def hash_ids(token_ids: Tensor) -> str:
     """The sha256 of token ids and their shape."""
     return hashlib.sha256(
-        f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()
+        f"{tuple(token_ids.shape)}".encode() + token_ids.numpy().tobytes()
     ).hexdigest()
 
 

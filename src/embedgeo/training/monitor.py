@@ -330,6 +330,7 @@ class Monitor(ABC):
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
         self._was_silent = False  # the last measurement had no records
+        self._warned_of_weights = False
         self._had_token_ids = False  # at the last measurement
         self._num_probe_batches = 0  # at the last measurement
         self._probe_digest = ""
@@ -463,6 +464,11 @@ class Monitor(ABC):
                     table_bytes = float(all_reduce_max(own, self._ranks))
                 notes = self.choose_metrics(geometry, table_bytes)
                 self._has_tables = not notes if self._chooses_metrics else None
+            if self.probe is None and is_compiled(geometry.model) and not geometry.probe.is_stable:
+                notes += [
+                    "measured steps run eagerly, with the rounding of eager mode and, where there "
+                    'is dropout, other random numbers: compiled="stable" avoids both.'
+                ]
             planned = plan_sentences(
                 geometry,
                 self.schedule,
@@ -793,7 +799,7 @@ class Monitor(ABC):
                 return
             self._warn(
                 f"the weights of the last step, {step}, are not measured, because the model could "
-                f"not be run on a training batch outside of its training step ({reason(error)}). "
+                f"not be run on a training batch as in its training step ({reason(error)}). "
                 "Give probe_forward=, a function of the module and a batch, or measure_last=False."
             )
         else:
@@ -826,7 +832,9 @@ class Monitor(ABC):
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
             stack.enter_context(kept_sharded(run.model))
+            inputs, told = self._geometry.inputs, self._geometry.inputs.told
             if as_training:
+                inputs.told = set()
                 self._set_train_mode()
             else:
                 run.model.eval()
@@ -845,6 +853,9 @@ class Monitor(ABC):
                 # what fails before this on one rank keeps all from running the model
                 _require_same_batches(taken, self._ranks, as_training=as_training)
                 if not taken:
+                    if as_training and (missing := told - inputs.told):
+                        what = listed(sorted(missing))
+                        raise ValueError(f"the layers get no {what}, which they have in training")
                     return num_batches
                 with kept_weights(run.model):
                     self._forward(own)
@@ -904,6 +915,12 @@ class Monitor(ABC):
             self._had_token_ids = geometry.had_token_ids
             if is_first and (lines := finding_lines(records)):
                 self._say(f"at step {step}, {' '.join(lines)}")
+            if geometry.probe.has_left_out and not self._warned_of_weights:
+                self._warned_of_weights = True
+                self._say(
+                    "forward passes after a change of the weights within a step, as the second one "
+                    "of SAM, are not measured."
+                )
             if is_first and has_few_rows:
                 self._say(
                     f"a forward pass has fewer than {FEWEST_ROWS} rows that count: none of them is "
