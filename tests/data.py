@@ -10,7 +10,6 @@ from torchmetrics import Metric
 
 from embedgeo.capture.units import find_words
 from embedgeo.metrics import (
-    AfterProcessing,
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
@@ -97,7 +96,6 @@ _LISTED: dict[str, Callable[..., Metric]] = {
     "Anisotropy": Anisotropy,
     "Anisotropy with all parts": partial(Anisotropy, spectrum=True, batch_size=7),
     "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
-    "AfterProcessing": partial(AfterProcessing, sample_size=200),
     "OutlierCoordinates": OutlierCoordinates,
 }
 """One metric of each kind and with each optional part, of the kinds that tests know more of than
@@ -119,7 +117,7 @@ KINDS = list(_ALL)
 
 def new_metric(kind, dim=4, *, seed=0):
     """A metric of one of `KINDS`; ``seed`` is that of those that draw rows."""
-    draws = kind.startswith(("IntrinsicDimension", "AfterProcessing"))
+    draws = kind.startswith("IntrinsicDimension")
     return _ALL[kind](dim, **({"seed": seed} if draws else {}))
 
 

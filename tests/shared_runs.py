@@ -20,7 +20,6 @@ OPTIONS = {
     "token_tables": True,
     "save_samples": True,
     "spectrum": True,
-    "after_processing": True,
     "coordinates": True,
     "jackknife": 4,
 }

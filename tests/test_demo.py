@@ -39,7 +39,7 @@ def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(demo, 
     printed = " ".join(demo.printed.split())
     assert f"The sweep gives the monitor's {len(records):,} numbers again" in printed
     figures = names(swept / "report" / "figures")
-    assert {"tokens-V-against-M", "mean_cosine_centered-dynamics"} <= figures
+    assert {"tokens-V-against-M", "mean_cosine-dynamics"} <= figures
 
 
 def test_numbers_that_differ_are_owned_up_to(records):

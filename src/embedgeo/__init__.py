@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from embedgeo.drift import Drift as Drift
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
-        AfterProcessing as AfterProcessing,
         Anisotropy as Anisotropy,
         EmbeddingMoments as EmbeddingMoments,
         IntrinsicDimension as IntrinsicDimension,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {  # by public name
-    "AfterProcessing": "metrics",
     "Anisotropy": "metrics",
     "Drift": "drift",
     "EmbeddingMoments": "metrics",

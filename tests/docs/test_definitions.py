@@ -13,7 +13,6 @@ from embedgeo.drift import debiased_cka
 from embedgeo.functional import twonn_dimension
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
-    AfterProcessing,
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
@@ -50,7 +49,6 @@ def values_by_section(x, ids):
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
         "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),
         "Intrinsic": of(IntrinsicDimension(dim, batch_size=BATCH, num_batches=4)),
-        "After processing": of(AfterProcessing(dim)),
         "Outlier coordinates": of(OutlierCoordinates(dim)),
         "The same rows": drift(*x[: len(x) // 2 * 2].chunk(2)),
         "others": of(*(kind(dim) for kind in OTHER_METRICS)),
@@ -98,7 +96,7 @@ def test_random_rows_show_their_baselines():
         frozenset(drawn), measured, np.array([float(DIM)]), COUNTS.numpy().astype(float)
     )
     known = {key: value for key, (value,) in baseline_values(rows).items() if not np.isnan(value)}
-    assert len(known) > 60
+    assert len(known) > 50
     for key, value in known.items():
         tolerance = 0.2 if key.startswith("intrinsic_dimension") else 0.05
         error = 4 * np.std(drawn[key]) / math.sqrt(DRAWS) + tolerance * abs(value) + 1 / len(IDS)

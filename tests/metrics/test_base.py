@@ -12,7 +12,6 @@ from torchmetrics import MetricCollection
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.metrics import (
-    AfterProcessing,
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
@@ -76,7 +75,6 @@ def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
 
 
 OTHERS = {
-    AfterProcessing: {"top": 1, "sample_size": 100, "seed": 1},
     Anisotropy: {"spectrum": True, "batch_size": 7},
     IntrinsicDimension: {
         "batch_size": 20,

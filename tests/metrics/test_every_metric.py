@@ -359,8 +359,6 @@ ABOUT_THE_ORIGIN = {
 PER_AXIS = {
     "top_dim_share",
     "anisotropy_standardized",
-    "anisotropy_z_scored",
-    "mean_cosine_z_scored",
     *("anisotropy_without_top_dim", "V_without_top_dim", "constant_dims"),
     *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim"),
     *(f"kurtosis{end}" for end in ("", "_first", "_median", "_median_first")),

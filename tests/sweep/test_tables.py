@@ -51,7 +51,6 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
     make = partial(
         embedgeo.default_metrics,
         spectrum=True,
-        after_processing=True,
         coordinates=True,
     )
     made, losses = model(2), []

@@ -58,7 +58,6 @@ def run_demo(settings: DemoSettings) -> None:
             seq_len=settings.seq_len,
             batch_size=PROBE_BATCH,
             token_tables=True,
-            after_processing=True,
             jackknife=16,
             out=str(out / "sweep"),
             device="cpu",

@@ -50,7 +50,6 @@ from embedgeo.functional.processing import (
     PrincipalAxes,
     pca_whitening,
     principal_axes,
-    processed_values,
     top_removal,
     z_scoring,
 )
@@ -110,7 +109,6 @@ __all__ = [
     "pca_whitening",
     "power_law",
     "principal_axes",
-    "processed_values",
     "row_coordinates",
     "row_moments",
     "row_scatter",

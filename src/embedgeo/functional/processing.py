@@ -4,15 +4,14 @@ Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin
 the whitenings.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import moment_values, ratio, row_chunks, row_moments
+from embedgeo.functional.moments import ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype
-from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
+from embedgeo.functional.spectrum import Scatter, varying_scatter
 
 # smallest variance of a direction, relative to the largest one, that is not taken for rounding of
 # float32 rows
@@ -123,59 +122,3 @@ def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
     """
     kept = fitted.axes[:, top:]
     return Affine(fitted.mean, kept @ kept.T)
-
-
-def require_removed(numbers: Sequence[int], name: str, least: int = 1) -> None:
-    """Refuse numbers of directions to remove that are not distinct integers of at least
-    ``least``.
-    """
-    if (
-        not numbers
-        or len(set(numbers)) < len(numbers)
-        or not all(type(k) is int and k >= least for k in numbers)
-    ):
-        raise ValueError(
-            f"{name} must be distinct numbers, {least} or more, as 1, 3, 10; got {[*numbers]!r}."
-        )
-
-
-def processed_values(
-    fitted: Scatter, rows: Tensor, *, top: int | Sequence[int]
-) -> dict[str, Tensor]:
-    """Anisotropy and mean cosine after each after-processing.
-
-    The anisotropies follow exactly from the scatter. The mean cosines are those of ``rows``, and
-    have their sampling error.
-
-    Args:
-        fitted: mean and scatter of all rows.
-        rows: a uniform sample of them, shape (m, d).
-        top: how many principal axes are removed; several numbers: each of them.
-
-    Returns:
-        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a
-        rotation, which changes no value) and ``top{top}_removed``; ``anisotropy_…`` for the same
-        but ``centered``, which does not change it. NaN where the rows do not vary.
-    """
-    axes = principal_axes(fitted)
-    standard = z_scoring(fitted)
-    correlation = standard.scatter(fitted).scatter
-    values = {
-        "anisotropy_z_scored": ratio(top_eigenvalue(correlation), correlation.trace()),
-        "anisotropy_whitened": ratio(axes.variance.new_ones(()), axes.rank),
-    }
-    identity = torch.eye(len(fitted.mean), dtype=axes.axes.dtype, device=axes.axes.device)
-    maps = {
-        "centered": (Affine(fitted.mean, identity), 0),
-        "z_scored": (standard, 0),
-        "whitened": (pca_whitening(axes), 0),
-    }
-    for k in [top] if isinstance(top, int) else top:
-        left = axes.variance[k:] if k < axes.rank else axes.variance[:1] * torch.nan
-        values[f"anisotropy_top{k}_removed"] = ratio(left[0], left.sum())
-        maps[f"top{k}_removed"] = (top_removal(axes, k), k)
-    for name, (process, removed) in maps.items():
-        cosine = moment_values(row_moments(process(rows)))["mean_cosine"]
-        # or only rounding is left
-        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)
-    return values

@@ -13,11 +13,9 @@ from embedgeo.metrics.defaults import (
 )
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.moments import EmbeddingMoments
-from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.tokens import TokenMoments
 
 __all__ = [
-    "AfterProcessing",
     "Anisotropy",
     "EmbeddingMoments",
     "GeometryMetric",

@@ -2,7 +2,7 @@
 what token tables take.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from torchmetrics import Metric
@@ -14,7 +14,6 @@ from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
-from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.tokens import TokenMoments
 
 TABLE_BYTES = 2**31
@@ -36,8 +35,6 @@ def default_metrics(
     discard_fraction: float = 0.1,
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
-    after_processing: bool = False,
-    removed_directions: Sequence[int] = (),
     coordinates: bool = False,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
@@ -56,8 +53,6 @@ def default_metrics(
         discard_fraction: of `IntrinsicDimension`.
         id_batches: ``num_batches`` of `IntrinsicDimension`.
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
-        after_processing: `AfterProcessing`, too.
-        removed_directions: ``top`` of `AfterProcessing`; default: 3.
         coordinates: `OutlierCoordinates`, too.
 
     Raises:
@@ -76,11 +71,6 @@ def default_metrics(
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
-        *(
-            [AfterProcessing(dim, tuple(removed_directions) or 3, seed=seed)]
-            if after_processing
-            else []
-        ),
         *([OutlierCoordinates(dim)] if coordinates else []),
     ]
 
@@ -97,15 +87,13 @@ full_metrics = partial(
     spectrum=True,
     id_batches=4,
     anisotropy_batch=4096,
-    after_processing=True,
     coordinates=True,
 )
 """Every number there is: `default_metrics` with all that can be added to them.
 
 That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096
-rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing` and
-`OutlierCoordinates`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
-batches of rows.
+rows, the intrinsic dimension as those over 4 such batches, and `OutlierCoordinates`. Each layer
+takes eigendecompositions of d × d matrices, and its sample holds 4 batches of rows.
 """
 
 

@@ -46,7 +46,6 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "spectrum",
     "count_special",  # what texts begin with says it
     "coordinates",
-    "after_processing",
     "model_class",
     "trust_remote_code",
     "by",

@@ -45,10 +45,6 @@ def sweep(settings: SweepSettings) -> int:
             )
     if settings.tokens is not None and not os.path.isfile(os.path.expanduser(settings.tokens)):
         raise ValueError(f"tokens must be a file that exists; got {settings.tokens!r}.")
-    if settings.removed_directions and not settings.after_processing:
-        raise ValueError(
-            "removed_directions are those of after_processing, which is not asked for."
-        )
     if settings.on == "ray":
         require_extra("ray", "embedgeo sweep --on ray")
         for name, value in _RAY_OPTIONS.items():

@@ -347,9 +347,6 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values["count_range"] = tuple(settings.count_range)
-    values["removed_directions"] = (
-        tuple(settings.removed_directions) if settings.after_processing else ()
-    )
     # those that are not given are left to the function, which has defaults of its own
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)

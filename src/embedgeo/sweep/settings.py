@@ -96,10 +96,6 @@ class SweepSettings:
             ``batch_size``.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer.
-        after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
-            removal of the top directions (`embedgeo.AfterProcessing`).
-        removed_directions: how many of the top directions are removed by ``after_processing``
-            (default: 3), each number by itself: ``1,5``.
         coordinates: also measure kurtosis and the largest entries of coordinates
             (`embedgeo.OutlierCoordinates`), and write ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
@@ -162,8 +158,6 @@ class SweepSettings:
     skip_massive: bool | float = False
     massive: float = 4.0
     token_tables: bool = False
-    after_processing: bool = False
-    removed_directions: Sequence[int] = ()
     coordinates: bool = False
     jackknife: int = 0
     save_samples: bool = False
@@ -190,7 +184,7 @@ class SweepSettings:
                 raise ValueError(
                     f"{option.name} must be one of {', '.join(choices)}; got {value!r}."
                 )
-        for name in ("ignore_token_ids", "count_range", "removed_directions"):
+        for name in ("ignore_token_ids", "count_range"):
             numbers: Any = getattr(self, name)
             if name == "ignore_token_ids" and numbers in (SPECIAL, [SPECIAL]):
                 continue
@@ -260,11 +254,6 @@ class SweepSettings:
             raise ValueError(
                 f"anisotropy_batch must be 2 rows or more, or 0 for none; got "
                 f"{self.anisotropy_batch}."
-            )
-        if any(number < 1 for number in self.removed_directions):
-            raise ValueError(
-                "removed_directions must be numbers, 1 or more, as 1,3,10; got "
-                f"{self.removed_directions!r}."
             )
 
     def _require_device_map(self) -> None:
