@@ -175,6 +175,35 @@ def test_numbers_of_other_rows_or_arguments_are_no_continuation(
     assert f"an earlier run, with another {name}, is kept" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "others",
+    [{"model": nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8))}, {"layers": "0"}],
+    ids=["width", "layers"],
+)
+def test_another_model_or_layer_at_later_steps_is_no_continuation_unless_a_state_says_so(
+    tmp_path, caplog, others
+):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+    state = looped(tmp_path / "a", range(5))
+    looped(tmp_path / "a", range(5, 9), state=state, **others)
+    assert written(tmp_path / "a") == {"history.parquet": [0, 2, 4, 6, 8]}
+    looped(tmp_path / "b", range(5))
+    looped(tmp_path / "b", range(5, 9), **others)
+    assert written(tmp_path / "b") == {"history.1.parquet": [0, 2, 4], "history.parquet": [6, 8]}
+    assert "earlier run, with another set of layers or widths, is kept in" in caplog.text
+
+
+def test_a_prefix_is_no_number_which_would_name_an_earlier_runs_history(tmp_path):
+    for prefix in ("1", "a.20"):
+        with pytest.raises(ValueError, match=rf"^prefix must not .* number; got '{prefix}'\."):
+            StepMonitor(small_model(), folder=tmp_path, prefix=prefix)
+    for prefix in ("a1", "1a", "1.a"):
+        looped(tmp_path, range(3), prefix=prefix)
+    assert set(load_results(tmp_path)["run"]) == {
+        f"{tmp_path.name} {p}" for p in ("a1", "1a", "1.a")
+    }
+
+
 def test_another_probe_is_named(tmp_path):
     one, other = ({"probe": [torch.arange(3) + i]} for i in range(2))
     state = looped(tmp_path, range(5), **one)
