@@ -204,6 +204,24 @@ def test_a_prefix_is_no_number_which_would_name_an_earlier_runs_history(tmp_path
     }
 
 
+def test_what_a_killed_process_left_of_a_history_is_removed_and_all_it_wrote_is_there(tmp_path):
+    write = (
+        "import os, sys; from pathlib import Path; from embedgeo.results import parquet\n"
+        "file = parquet.HistoryFile(Path(sys.argv[1]))\n"
+        "record = {'step': 0, 'layer': 'a', 'layer_index': 0, 'width': 4, 'metric': 'V'}\n"
+        "file.add([{**record, 'value': 1.0}])\n"
+        "parquet.pq.write_table = lambda table, path: path.touch() or os.kill(os.getpid(), 9)\n"
+        "file._paused_until = 0; file.add([{**record, 'step': 2, 'value': 2.0}])\n"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", write, str(tmp_path)], check=False).returncode == -9
+    )
+    assert len([*tmp_path.glob(".tmp-*")]) == 1
+    assert read(tmp_path)["step"].tolist() == [0]
+    looped(tmp_path, range(3))
+    assert not [*tmp_path.glob(".tmp-*")]
+
+
 def test_another_probe_is_named(tmp_path):
     one, other = ({"probe": [torch.arange(3) + i]} for i in range(2))
     state = looped(tmp_path, range(5), **one)

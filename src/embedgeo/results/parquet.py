@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
-from embedgeo.results.files import replacing
+from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.records import Record
 
 
@@ -282,10 +282,13 @@ class HistoryFile:
             print(f"embedgeo: {self.path} could not be written: {reason(error)}", file=sys.stderr)
 
     def _read_earlier(self) -> pa.Table:
-        """The records of the file that stay in it; what is no history is moved aside."""
+        """The records of the file that stay in it; what is no history is moved aside, and what
+        killed processes left is removed.
+        """
         if (other := _open.get(self.path, self)) is not self:
             other.write()
         _open[self.path] = self
+        remove_leftovers(self.path.parent)
         metadata = dict[str, str]()
         written = HISTORY.empty_table().to_pandas()
         if self.path.exists():
