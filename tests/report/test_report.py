@@ -2,6 +2,7 @@
 
 import re
 from errno import ENOSPC
+from math import nan
 from pathlib import Path
 from unittest import mock
 
@@ -11,8 +12,10 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.cli import main
+from embedgeo.formatting import number
+from embedgeo.report.comparison import compare_dynamics
 from embedgeo.report.runs import read_runs
-from embedgeo.report.summary import flags
+from embedgeo.report.summary import flags, overview
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
 from tests.records import layer_records
@@ -122,8 +125,8 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
         layers = ("embed", "block.00", "block.01")
         file.add(layer_records(step, 1.0 + step, layers=layers, metrics=["my_metric"]))
     file.close()
-    for name, steps, loss in (("b", range(0, 20, 2), 3.0), ("a", range(5, 12, 2), 2.0)):
-        with SummaryWriter(str(tmp_path / "logs" / name)) as writer:
+    for steps, loss in ((range(0, 20, 2), 3.0), (range(5, 12, 2), 2.0)):
+        with SummaryWriter(str(tmp_path), filename_suffix=f".{loss}") as writer:
             for step in steps:
                 writer.add_scalar("train/loss", loss, step, walltime=1e10 / loss + step)
     page = report(tmp_path)
@@ -134,11 +137,57 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
 
 
+def test_the_loss_in_folders_inside_that_of_the_history_is_not_the_runs_own(tmp_path):
+    write_history(tmp_path)
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(3):
+            writer.add_scalars("loss", {"train": 1.0, "val": 9.0}, step)
+    assert [run.of_model("training_loss").to_dict() for run in read_runs([tmp_path])] == [{}]
+    for folder, loss in ((tmp_path, 2.0), (tmp_path / "finetune", 8.0)):
+        with SummaryWriter(str(folder)) as writer:
+            writer.add_scalar("loss", loss, 1)
+    (run,) = read_runs([tmp_path])
+    assert run.of_model("training_loss").to_dict() == {1: 2.0}
+
+
+def test_losses_of_two_writers_at_once_are_not_drawn_and_that_is_said(tmp_path):
+    write_history(tmp_path)
+    writers = [SummaryWriter(str(tmp_path), filename_suffix=f".{name}") for name in ("a", "b")]
+    for step in range(3):
+        for writer in writers:
+            writer.add_scalar("loss", step, step, walltime=step)
+    for writer in writers:
+        writer.close()
+    with pytest.warns(UserWarning, match=r"one writer at a time; two wrote 'loss' into .* at once"):
+        (run,) = read_runs([tmp_path])
+    assert run.of_model("training_loss").empty
+
+
+def test_what_the_overview_calls_first_and_last_is_of_these_steps_or_has_its_own(tmp_path):
+    changes = {(step, "block.00", "Q"): nan for step in (0, 128)}
+    make_sweep(tmp_path, (0, 8, 64, 128), 1, metrics=("M", "Q"), changes=changes)
+    (run,) = read_runs([tmp_path])
+    every = pd.concat(overview([run]))
+    cells = {column[-1]: every.loc["Q", column] for column in every}
+    q = run.means("Q").iloc[:, 0]
+    assert cells["first"] == f"{number(q[8])} (step 8)"
+    assert cells["last"] == f"{number(q[64])} (step 64)"
+    assert not every.loc["M"].str.contains("step").any()
+
+
+def test_a_curve_that_is_undefined_at_its_end_has_no_last_value(tmp_path):
+    for name, changes in (("a", {}), ("b", {(8, "block.00", "Q"): nan})):
+        make_sweep(tmp_path / name, (0, 8), 1, metrics=("M", "Q"), changes=changes)
+    runs = read_runs([tmp_path / "a", tmp_path / "b"])
+    last = f"{number(runs[0].means('Q').iloc[-1, 0])} (a)"
+    assert compare_dynamics(runs, "Q").text == f"Last values: from {last} to {last}."
+
+
 def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(
     tmp_path,
 ):
-    # the second run resumes at step 20
-    for values in ({0: 1.0, 10: 2.0, 20: 9.0}, {20: 3.0, 30: 4.0}):
+    # the second run resumes at step 20, and does not get as far
+    for values in ({0: 1.0, 10: 2.0, 20: 9.0, 30: 9.0, 50: 9.0}, {20: 3.0, 30: 4.0}):
         with SummaryWriter(str(tmp_path / "version_0")) as writer:
             for step, value in values.items():
                 for i, layer in enumerate(("embed", "block.00", "block.01", "mean")):

@@ -175,6 +175,53 @@ def test_numbers_of_other_rows_or_arguments_are_no_continuation(
     assert f"an earlier run, with another {name}, is kept" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "others",
+    [{"model": nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8))}, {"layers": "0"}],
+    ids=["width", "layers"],
+)
+def test_another_model_or_layer_at_later_steps_is_no_continuation_unless_a_state_says_so(
+    tmp_path, caplog, others
+):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+    state = looped(tmp_path / "a", range(5))
+    looped(tmp_path / "a", range(5, 9), state=state, **others)
+    assert written(tmp_path / "a") == {"history.parquet": [0, 2, 4, 6, 8]}
+    looped(tmp_path / "b", range(5))
+    looped(tmp_path / "b", range(5, 9), **others)
+    assert written(tmp_path / "b") == {"history.1.parquet": [0, 2, 4], "history.parquet": [6, 8]}
+    assert "earlier run, with another set of layers or widths, is kept in" in caplog.text
+
+
+def test_a_prefix_is_no_number_which_would_name_an_earlier_runs_history(tmp_path):
+    for prefix in ("1", "a.20"):
+        with pytest.raises(ValueError, match=rf"^prefix must not .* number; got '{prefix}'\."):
+            StepMonitor(small_model(), folder=tmp_path, prefix=prefix)
+    for prefix in ("a1", "1a", "1.a"):
+        looped(tmp_path, range(3), prefix=prefix)
+    assert set(load_results(tmp_path)["run"]) == {
+        f"{tmp_path.name} {p}" for p in ("a1", "1a", "1.a")
+    }
+
+
+def test_what_a_killed_process_left_of_a_history_is_removed_and_all_it_wrote_is_there(tmp_path):
+    write = (
+        "import os, sys; from pathlib import Path; from embedgeo.results import parquet\n"
+        "file = parquet.HistoryFile(Path(sys.argv[1]))\n"
+        "record = {'step': 0, 'layer': 'a', 'layer_index': 0, 'width': 4, 'metric': 'V'}\n"
+        "file.add([{**record, 'value': 1.0}])\n"
+        "parquet.pq.write_table = lambda table, path: path.touch() or os.kill(os.getpid(), 9)\n"
+        "file._paused_until = 0; file.add([{**record, 'step': 2, 'value': 2.0}])\n"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", write, str(tmp_path)], check=False).returncode == -9
+    )
+    assert len([*tmp_path.glob(".tmp-*")]) == 1
+    assert read(tmp_path)["step"].tolist() == [0]
+    looped(tmp_path, range(3))
+    assert not [*tmp_path.glob(".tmp-*")]
+
+
 def test_another_probe_is_named(tmp_path):
     one, other = ({"probe": [torch.arange(3) + i]} for i in range(2))
     state = looped(tmp_path, range(5), **one)

@@ -103,13 +103,13 @@ def _comparison(
     if count > 1:
         legend(ax)
     numbers, bands = with_errors(values, errors)
-    text = _last_values(values) + bands
+    text = _last_values(curves) + bands
     return FigureData(f"{metric}-compared-{kind}", figure, numbers, "", text, [of_runs])
 
 
-def _last_values(values: pd.DataFrame) -> str:
-    """Between which values the curves end, in words."""
-    last = values.ffill().iloc[-1].dropna()
+def _last_values(curves: Curves) -> str:
+    """Between which values the curves end, in words, of those that are defined at their end."""
+    last = pd.Series({label: values.iloc[-1] for label, values in curves.items()}).dropna()
     if last.empty:
         return "Undefined."
     return (

@@ -270,5 +270,5 @@ def _place(place: object) -> str:
 
 
 def _gaussian_text(values: pd.Series) -> str:
-    known = values.dropna()
-    return f" Gaussian rows: {number(known.iloc[-1])} at the last step." if len(known) else ""
+    last = values.iloc[-1:].dropna()
+    return f" Gaussian rows: {number(last.iloc[0])} at the last step." if len(last) else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -358,8 +359,8 @@ def overview(runs: Sequence[Run]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Means over blocks, cells by metric, and by the label of their run and what they are: of the
     metrics to look at first, and of all others.
 
-    A run has the first and the last value, a final model has one. A single run or model has those
-    of Gaussian rows, too.
+    A run has the first and the last value, with the step where that is not the run's first or last
+    one; a final model has one. A single run or model has those of Gaussian rows, too.
     """
     labels = {
         f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: (run, name)
@@ -390,9 +391,13 @@ def _cells(run: Run, name: str) -> pd.DataFrame:
             continue
         mean = means[name].dropna()
         errors = run.mean_errors(metric)[name][mean.index]
-        first, last = (with_error(mean.iloc[at], errors.iloc[at]) for at in (0, -1))
+        first, last = (
+            with_error(mean[step], errors[step]) + ("" if step == own else f" (step {step:,})")
+            for at in (0, -1)
+            for step, own in [(mean.index[at], run.steps[at])]
+        )
         cells[metric] = {"first": first, "last": last, "value": last}
-        gaussian = run.gaussian_means(metric)[name].dropna()
-        if len(gaussian):
-            cells[metric][GAUSSIAN] = number(gaussian.iloc[-1])
+        gaussian = run.gaussian_means(metric)[name][mean.index[-1]]
+        if not isnan(gaussian):
+            cells[metric][GAUSSIAN] = number(gaussian)
     return pd.DataFrame.from_dict(cells, orient="index")

@@ -21,7 +21,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
 
     The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more
     monitored runs (``history.parquet``, which may also be given itself); or one of TensorBoard
-    event files alone. The last is read only where there is none before it.
+    event files alone. The last is read only where there is none before it. Histories in folders
+    inside it are read only where it has none itself.
 
     Returns:
         A table with the columns ``run`` (name of the training run or model; of a monitored run that

@@ -3,11 +3,13 @@
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain, pairwise
 from math import nan
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -151,10 +153,11 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
     each stands before.
 
     A prefix is a monitor's if its tags have a chart, or name blocks or their input. Of a step that
-    was repeated it is the last value. Event files hold neither width (here 0) nor stderr (NaN).
+    was repeated it is the last value, and what was written before at later steps is left out, as
+    another run's. Event files hold neither width (here 0) nor stderr (NaN).
     """
     events = event_contents(folder)
-    records: dict[str, list[Record]] = {}
+    written: dict[str, list[tuple[float, Record]]] = {}
     indices: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
@@ -163,28 +166,41 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
             known = indices.setdefault(prefix, dict.fromkeys((*MEANS, MODEL), -1))
             index = known.setdefault(layer, len(known) - len(MEANS) - 1)
-            written = sorted(events.Scalars(tag), key=attrgetter("wall_time"))
-            values = {event.step: event.value for event in written}
-            records.setdefault(prefix, []).extend(
-                Record(
-                    step=step,
+            for event in events.Scalars(tag):
+                record = Record(
+                    step=event.step,
                     layer=layer,
                     layer_index=index,
                     width=0,
                     metric=metric,
-                    value=value,
+                    value=event.value,
                     stderr=nan,
                 )
-                for step, value in values.items()
-            )
+                written.setdefault(prefix, []).append((event.wall_time, record))
     charts = [re.compile(tag) for tag in _chart_tags(events)]
-    for prefix, own in sorted(records.items()):
+    for prefix, records in sorted(written.items()):
+        own = _of_last_run(record for _, record in sorted(records, key=itemgetter(0)))
         layers = {record["layer"] for record in own}
         is_charted = any(
             chart.match(f"{prefix}.{record['metric']}/") for record in own for chart in charts
         )
         if is_charted or blocks_by_side(layers) or any(map(is_input, layers)):
             yield prefix, own
+
+
+def _of_last_run(records: Iterable[Record]) -> list[Record]:
+    """The records of the last run, and of those before it what it goes on with, from all in the
+    order in which they were written.
+
+    A run that goes on measures a step again. A sweep measures steps in any order.
+    """
+    by_step: dict[int, dict[tuple[str, str], Record]] = {}
+    for record in records:
+        step, key = record["step"], (record["layer"], record["metric"])
+        if key in by_step.get(step, {}):
+            by_step = {other: each for other, each in by_step.items() if other <= step}
+        by_step.setdefault(step, {})[key] = record
+    return [record for each in by_step.values() for record in each.values()]
 
 
 def custom_layout(events: Any) -> Any:
@@ -222,19 +238,28 @@ def _chart_tags(events: Any) -> Iterator[str]:
 
 
 def read_training_loss(folder: Path) -> dict[int, float]:
-    """Read the training loss by step, in order, from the event files below a folder; empty where
-    none was logged.
+    """Read the training loss by step, in order, from the event files in a folder; empty where none
+    was logged.
 
-    Of several runs it is the last one's, and before its first step that of the one that it goes on
-    with.
+    Files in folders inside it are not read, for they may be of validation, or of another run. Of
+    several runs it is the last one's, and before its first step that of the one that it goes on
+    with. It is empty, with a warning, where two files were written at the same time.
     """
-    logged: list[Any] = []
-    for each in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
-        events = event_contents(each)
-        tag = next((tag for tag in _LOSSES if tag in events.Tags()["scalars"]), None)
-        logged += events.Scalars(tag) if tag else []
+    files = [event_contents(path) for path in folder.glob(f"{EVENTS}*")]
+    logged = {tag for events in files for tag in events.Tags()["scalars"]}
+    tag = next((tag for tag in _LOSSES if tag in logged), None)
+    writers = [events.Scalars(tag) for events in files if tag in events.Tags()["scalars"]]
+    writers.sort(key=lambda events: events[0].wall_time)
+    for one, other in pairwise(writers):
+        if other[0].wall_time < one[-1].wall_time:
+            warnings.warn(
+                f"a training loss must have one writer at a time; two wrote {tag!r} into {folder} "
+                "at once, so it is not drawn. Give each writer a folder of its own.",
+                stacklevel=2,
+            )
+            return {}
     losses: dict[int, float] = {}
-    for event in sorted(logged, key=attrgetter("wall_time")):
+    for event in chain.from_iterable(writers):
         # another run has taken this step again
         while losses and next(reversed(losses)) >= event.step:
             losses.popitem()

@@ -90,7 +90,7 @@ def remove_leftovers(*folders: Path) -> None:
         is_dead = (
             not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
         )
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is gone, or another user's
             is_left = is_dead or path.stat().st_mtime < time.time() - _ONE_DAY
             if is_left and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

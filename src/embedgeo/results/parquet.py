@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
-from embedgeo.results.files import replacing
+from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.records import Record
 
 
@@ -196,7 +196,8 @@ class HistoryFile:
     replaced by those that measure the same again. Nothing else is dropped: if the file has other
     records of later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So
     it is if it is of another ``run`` (an id; "": the file's), or if what its values depend on
-    differs: nothing of it stays then. What is no history is kept beside it, too, with a warning. If
+    differs, or if no id says that it goes on and it has other layers, or the layers other widths:
+    nothing of it stays then. What is no history is kept beside it, too, with a warning. If
     another monitor has written in its place since, this one goes on in the next free file, with a
     warning.
 
@@ -281,10 +282,13 @@ class HistoryFile:
             print(f"embedgeo: {self.path} could not be written: {reason(error)}", file=sys.stderr)
 
     def _read_earlier(self) -> pa.Table:
-        """The records of the file that stay in it; what is no history is moved aside."""
+        """The records of the file that stay in it; what is no history is moved aside, and what
+        killed processes left is removed.
+        """
         if (other := _open.get(self.path, self)) is not self:
             other.write()
         _open[self.path] = self
+        remove_leftovers(self.path.parent)
         metadata = dict[str, str]()
         written = HISTORY.empty_table().to_pandas()
         if self.path.exists():
@@ -301,10 +305,12 @@ class HistoryFile:
             for name, own in self.origin.items()
             if name not in _WITHOUT_EFFECT and origin.get(name, own) != own
         ]
+        added = pa.concat_tables(self._tables).to_pandas()
+        if not self.run and _shape(written, added) != _shape(added, written):
+            differing.append("set of layers or widths")
         goes_on = self.run in ("", run) and not differing
         self.origin = {**(origin if goes_on else {}), **self.origin}
         self.run = self.run or run or self._own
-        added = pa.concat_tables(self._tables).to_pandas()
         steps = written["step"]
         is_measured_again = pd.concat([added, written]).duplicated(_KEY)[len(added) :]
         stays = (steps < added["step"][0]) & (steps <= self._start)
@@ -327,6 +333,12 @@ class HistoryFile:
         """The next path beside the file that is free."""
         paths = (self.path.with_suffix(f".{number}.{end}") for number in count(1))
         return next(path for path in paths if not path.exists())
+
+
+def _shape(records: pd.DataFrame, others: pd.DataFrame) -> set[tuple[str, int]]:
+    """Layers and their widths in records, of metrics that others have, too."""
+    shared = records[(records["layer_index"] >= 0) & records["metric"].isin(others["metric"])]
+    return {*zip(shared["layer"], shared["width"], strict=True)}
 
 
 class MonitoredRun(NamedTuple):

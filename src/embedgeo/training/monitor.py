@@ -4,6 +4,7 @@ import importlib
 import math
 import operator
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -219,6 +220,7 @@ class Monitor(ABC):
         require_exclusions(self.skip_first_positions, self.ignore_token_ids)
         massive_times(self.skip_massive)
         require_scalars(self.scalars)
+        _require_prefix(self.prefix)
         self.schedule = Schedule(self.every_n_steps, self.extra_steps, self.window)
         self.probe = _require_probe(self.probe, self.window)
         self.listeners = _require_listeners(self.listeners, has_probe=self.probe is not None)
@@ -1184,6 +1186,14 @@ def _by_occurrence(listeners: Iterable[object]) -> dict[str, Any]:
         named[f"{kind} {counts[kind]}"] = listener
         counts[kind] += 1
     return named
+
+
+def _require_prefix(prefix: str) -> None:
+    if re.search(r"(^|\.)[0-9]+$", str(prefix)):
+        raise ValueError(
+            f"prefix must not be a number, nor end in a dot and a number; got {prefix!r}. "
+            f"history.{prefix}.parquet would be an earlier run's: put a letter before the number."
+        )
 
 
 def _require_compiled(compiled: str) -> None:
