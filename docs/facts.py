@@ -134,8 +134,7 @@ def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
     )
     centers = torch.randn(2, num_types, dim, generator=random)
     x = 1 + centers[0][ids] + centers[1][ids.roll(-1)] + torch.randn(n, dim, generator=random)
-    unembedding = torch.randn(num_types, dim, generator=random)
-    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512, unembedding=unembedding)
+    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512)
     metrics.append(IntrinsicDimension(dim, batch_size=512, num_batches=4))
     others = [kind for kind in _classes() if kind not in map(type, metrics) and _is_of_width(kind)]
     metrics += [kind(dim) for kind in others]
