@@ -18,6 +18,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
@@ -25,7 +26,7 @@ from torch.utils.tensorboard import SummaryWriter
 import embedgeo
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.results.events import read_events
+from embedgeo.results.events import tagged_scalars
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -76,6 +77,16 @@ def batches():
     )
 
 
+def scalars_of(folder):
+    """The scalars in event files, by tag and step."""
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        (tag, each.step): each.value
+        for tag in events.Tags()["scalars"]
+        for each in events.Scalars(tag)
+    }
+
+
 def trained_by_lightning(folder):
     """Two steps in a Trainer: the values are in the event file and in the history, and what is
     missing is said once.
@@ -91,18 +102,13 @@ def trained_by_lightning(folder):
     trainer.fit(Module(), batches())
     logging.getLogger("lightning.pytorch").removeHandler(handler)
     assert {record["step"] for record in monitor.history} == {0, 1, 2}
-    ((prefix, written),) = read_events(folder)
-    assert prefix == "geometry"
-    numbers = {
-        (each["step"], each["layer"], each["metric"]): each["value"] for each in monitor.history
-    }
-    assert {each["layer"] for each in written} == {*LAYERS, "mean"}
-    for each in written:
-        number = numbers[each["step"], each["layer"], each["metric"]]
-        assert abs(each["value"] - number) <= 1e-5 * abs(number) or isnan(number), each
-    assert {"anisotropy", "intrinsic_dimension", "V_W_unbiased", "mean_cosine"} <= {
-        each["metric"] for each in written
-    }
+    written = scalars_of(folder)
+    for step in range(3):
+        records = [each for each in monitor.history if each["step"] == step]
+        for tag, number in tagged_scalars(records, scalars="headlines").items():
+            assert abs(written[tag, step] - number) <= 1e-5 * abs(number) or isnan(number), tag
+    for key in ("anisotropy", "intrinsic_dimension", "V_W_unbiased", "mean_cosine"):
+        assert {(f"geometry.{key}/{layer}", 2) for layer in (*LAYERS, "mean")} <= written.keys()
     assert not [*folder.rglob("*.parquet")]
     for missing in ("history.parquet", "pictures"):
         told = re.findall(rf"{missing}.*pip install 'embedgeo\[report\]'", said.getvalue())
@@ -123,8 +129,7 @@ def trained_by_hand(folder):
         optimizer.step()
         optimizer.zero_grad()
     writer.close()
-    ((_, written),) = read_events(folder)
-    assert {each["step"] for each in written} == {0, 1}
+    assert {step for _, step in scalars_of(folder)} == {0, 1}
     assert {"effective_rank", "participation_ratio"} <= {each["metric"] for each in monitor.history}
 
 

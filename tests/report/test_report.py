@@ -183,21 +183,6 @@ def test_a_curve_that_is_undefined_at_its_end_has_no_last_value(tmp_path):
     assert compare_dynamics(runs, "Q").text == f"Last values: from {last} to {last}."
 
 
-def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(
-    tmp_path,
-):
-    # the second run resumes at step 20, and does not get as far
-    for values in ({0: 1.0, 10: 2.0, 20: 9.0, 30: 9.0, 50: 9.0}, {20: 3.0, 30: 4.0}):
-        with SummaryWriter(str(tmp_path / "version_0")) as writer:
-            for step, value in values.items():
-                for i, layer in enumerate(("embed", "block.00", "block.01", "mean")):
-                    writer.add_scalar(f"my.prefix.M/{layer}", value + i, step)
-    (run,) = read_runs([tmp_path])
-    assert run.layers == ["embed", "block.00", "block.01"]
-    assert run.table("M")["embed"].to_dict() == {0: 1.0, 10: 2.0, 20: 3.0, 30: 4.0}
-    assert run.widths.isna().all()  # event files do not hold them
-
-
 def raised(folder):
     """The flags of a run and their cases."""
     (run,) = read_runs([folder])

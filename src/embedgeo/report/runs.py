@@ -428,9 +428,8 @@ def read_folder(folder: Path) -> list[Run]:
     runs = list(_runs_of_sweep(sweep) if sweep.done() else map(_monitored, monitored_runs(folder)))
     if not runs:
         raise ValueError(
-            f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run "
-            f"(history.parquet) or "
-            f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
+            "report takes the folder of a sweep (checkpoints/*.parquet) or of a monitored run "
+            f"(history.parquet); {folder} holds no measurements of these kinds."
         )
     return runs
 
@@ -439,7 +438,7 @@ def _monitored(monitored: MonitoredRun) -> Run:
     """The run of a monitor, with the loss of its training where the loop has logged it."""
     run = make_run(monitored.name, monitored.records)
     path = monitored.path
-    loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
+    loss = pd.Series(read_training_loss(path.parent), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(

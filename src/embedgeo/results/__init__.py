@@ -19,9 +19,8 @@ _ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
 def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     """Read what was measured, one value a row, whatever has written it.
 
-    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more
-    monitored runs (``history.parquet``, which may also be given itself); or one of TensorBoard
-    event files alone. The last is read only where there is none before it. Histories in folders
+    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`, or that of one or more
+    monitored runs (``history.parquet``, which may also be given itself). Histories in folders
     inside it are read only where it has none itself.
 
     Returns:
@@ -58,9 +57,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     tables = [records.assign(run=run) for run, records in runs]
     if not tables:
         raise ValueError(
-            "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs "
-            "(history.parquet) or "
-            f"of TensorBoard event files; {path} holds no measurements of these kinds."
+            "load_results takes the folder of a sweep (checkpoints/*.parquet) or of monitored runs "
+            f"(history.parquet); {path} holds no measurements of these kinds."
         )
     table = pd.concat(tables, ignore_index=True).reindex(columns=["run", *SCHEMA.names])
     for name, unknown in (

@@ -4,26 +4,21 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain, pairwise
-from math import nan
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from embedgeo.glossary import GROUPS, OWN, in_order, term
-from embedgeo.layer_names import blocks_by_side, is_input
-from embedgeo.results.records import MEANS, MODEL, Record, block_means, is_mean
+from embedgeo.results.records import MEANS, Record, block_means, is_mean
 
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
-_TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 # tags, the first of which counts
 _LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")
 _LAYOUT = "custom_scalars__config__"
-_MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 
 
 Scalars: TypeAlias = Literal["headlines", "all"] | Sequence[str]
@@ -148,61 +143,6 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
         writer.flush()
 
 
-def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
-    """Read the prefixes of tags in the event files of one TensorBoard run, and the records that
-    each stands before.
-
-    A prefix is a monitor's if its tags have a chart, or name blocks or their input. Of a step that
-    was repeated it is the last value, and what was written before at later steps is left out, as
-    another run's. Event files hold neither width (here 0) nor stderr (NaN).
-    """
-    events = event_contents(folder)
-    written: dict[str, list[tuple[float, Record]]] = {}
-    indices: dict[str, dict[str, int]] = {}
-    for tag in events.Tags()["scalars"]:
-        match = _TAG.fullmatch(tag)
-        if match:
-            prefix, metric, name = match.groups()
-            layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
-            known = indices.setdefault(prefix, dict.fromkeys((*MEANS, MODEL), -1))
-            index = known.setdefault(layer, len(known) - len(MEANS) - 1)
-            for event in events.Scalars(tag):
-                record = Record(
-                    step=event.step,
-                    layer=layer,
-                    layer_index=index,
-                    width=0,
-                    metric=metric,
-                    value=event.value,
-                    stderr=nan,
-                )
-                written.setdefault(prefix, []).append((event.wall_time, record))
-    charts = [re.compile(tag) for tag in _chart_tags(events)]
-    for prefix, records in sorted(written.items()):
-        own = _of_last_run(record for _, record in sorted(records, key=itemgetter(0)))
-        layers = {record["layer"] for record in own}
-        is_charted = any(
-            chart.match(f"{prefix}.{record['metric']}/") for record in own for chart in charts
-        )
-        if is_charted or blocks_by_side(layers) or any(map(is_input, layers)):
-            yield prefix, own
-
-
-def _of_last_run(records: Iterable[Record]) -> list[Record]:
-    """The records of the last run, and of those before it what it goes on with, from all in the
-    order in which they were written.
-
-    A run that goes on measures a step again. A sweep measures steps in any order.
-    """
-    by_step: dict[int, dict[tuple[str, str], Record]] = {}
-    for record in records:
-        step, key = record["step"], (record["layer"], record["metric"])
-        if key in by_step.get(step, {}):
-            by_step = {other: each for other, each in by_step.items() if other <= step}
-        by_step.setdefault(step, {})[key] = record
-    return [record for each in by_step.values() for record in each.values()]
-
-
 def custom_layout(events: Any) -> Any:
     """The layout of custom scalars in event files; an empty one where they have none."""
     from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -227,14 +167,6 @@ def layout_summary(layout: dict[str, dict[str, list[Any]]], folder: str) -> Any:
     merged.category.extend(others)
     summary.value[0].tensor.string_val[0] = merged.SerializeToString()
     return summary
-
-
-def _chart_tags(events: Any) -> Iterator[str]:
-    """The patterns of tags in the charts that are a monitor's."""
-    for category in custom_layout(events).category:
-        if category.title.endswith(tuple(f": {group}" for group in GROUPS)):
-            for chart in category.chart:
-                yield from chart.multiline.tag
 
 
 def read_training_loss(folder: Path) -> dict[int, float]:

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import foreign_terms, learn
-from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.records import Record
 
@@ -342,9 +341,7 @@ def _shape(records: pd.DataFrame, others: pd.DataFrame) -> set[tuple[str, int]]:
 
 
 class MonitoredRun(NamedTuple):
-    """A monitor's run: its name, its records, the history or folder of event files that holds them,
-    their origin.
-    """
+    """A monitor's run: its name, its records, the history that holds them, their origin."""
 
     name: str
     records: pd.DataFrame
@@ -375,35 +372,26 @@ def is_history(path: Path) -> bool:
 
 
 def monitored_runs(source: Path) -> list[MonitoredRun]:
-    """The monitored runs in a folder, or of one history, from histories or else from event files.
+    """The monitored runs in a folder, or of one history.
 
     A run has the name of its own folder, from wherever it is read, and its prefix unless that is
     the default one. Folders of one name have what is before it in their paths, as far as that tells
     them apart: names are longer where several such folders are read together. ``files``, in which
     W&B keeps those of a run, is no name.
     """
-    sources = [
-        (path.parent, prefix, _read_as(path, HISTORY), path) for path, prefix in _histories(source)
-    ]
-    if not sources:
-        folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
-        sources = [
-            (each, prefix, pd.DataFrame(own), each)
-            for each in folders
-            for prefix, own in read_events(each)
-        ]
-    folders = [folder.resolve() for folder, *_ in sources]
+    sources = [*_histories(source)]
+    folders = [path.parent.resolve() for path, _ in sources]
     every = [(folder.parent if folder.name == "files" else folder).parts for folder in folders]
     runs = []
-    for parts, (_, prefix, records, path) in zip(every, sources, strict=True):
+    for parts, (path, prefix) in zip(every, sources, strict=True):
         lengths = range(1, len(parts))
         ends = (
             parts[-k:] for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1
         )
         name = "/".join(next(ends, parts))
-        origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
+        origin = json.loads(read_metadata(path).get(_ORIGIN, "{}"))
         if prefix != "geometry":
             name = f"{name} {prefix}"
-        named = records.assign(model=origin.get("model", ""))
+        named = _read_as(path, HISTORY).assign(model=origin.get("model", ""))
         runs.append(MonitoredRun(name, named, path, origin))
     return runs
