@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import Drift, IntrinsicDimension, StepMonitor
+from embedgeo import Drift, IntrinsicDimension, StepMonitor, observe
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
@@ -185,6 +185,32 @@ def refusals():
     return said
 
 
+def of_context_parallelism():
+    """What is said of models whose parameters alone tell that ranks have parts of a sequence."""
+    one = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("context",))
+    # accelerate joins dimensions, also where one of them is 1
+    joined, of_data = (
+        dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp_shard", "cp"))
+        for shape in ((1, 2), (2, 1))
+    )
+    meshes = {
+        "one": one,
+        "joined": joined._flatten("dp_shard_cp"),
+        "of data": of_data._flatten("dp_cp"),  # torch takes meshes of one name for one mesh
+    }
+    said = {}
+    for name, mesh in meshes.items():
+        model = fully_shard(new_model(), mesh=mesh)
+        for measure in (StepMonitor, observe):
+            try:
+                with measure(model):
+                    pass
+                said[name, measure.__name__] = ""
+            except ValueError as error:
+                said[name, measure.__name__] = str(error)
+    return said
+
+
 class Experts(nn.Module):
     """A block in which each rank has experts of its own, under their numbers in the whole model."""
 
@@ -245,6 +271,7 @@ def said(rank):
 def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["refused"] = refusals()
+    results["context"] = of_context_parallelism()
     results["said"] = said(rank)
     results["by themselves"] = by_themselves()
     results["experts"] = {

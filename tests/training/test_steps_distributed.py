@@ -132,6 +132,15 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         )
 
 
+@pytest.mark.parametrize("measure", ["StepMonitor", "observe"])
+def test_context_parallelism_is_refused_where_the_mesh_of_the_parameters_tells_it(two, measure):
+    for rank in two:
+        said = rank["context"]
+        assert "got parameters on a mesh with context, of 2 ranks" in said["one", measure]
+        assert "got parameters on a mesh with cp, of 2 ranks" in said["joined", measure]
+        assert said["of data", measure] == ""
+
+
 @pytest.mark.parametrize("how", ["in a step", "of the last weights", "of a probe"])
 def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_off_on_all(
     two, how

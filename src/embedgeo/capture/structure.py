@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from embedgeo.capture.torch_names import WRAPPERS
+from embedgeo.capture.torch_names import WRAPPERS, whole_mesh
 from embedgeo.formatting import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
+"""Names of dimensions of a mesh along which ranks have parts of a sequence."""
 
 _TORCH_ATTENTION = (
     nn.TransformerEncoderLayer,
@@ -81,6 +85,19 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
         beside = {id(m): name for name, m in measured.named_modules() if m in parents}
     if len(beside) > 1:
         raise _several(model, [*beside.values()])
+
+
+def require_whole_sequences(model: nn.Module) -> None:
+    """Raise ValueError if the mesh of the parameters has a dimension of context parallelism."""
+    weights = [each for each in model.parameters() if isinstance(each, DTensor)]
+    # accelerate joins dimensions to one named dp_shard_cp, also where cp is 1
+    for mesh in {whole_mesh(each.device_mesh) for each in weights}:
+        for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=False):
+            if size > 1 and CONTEXT.fullmatch(name):
+                raise ValueError(
+                    f"each rank must have whole sequences; got parameters on a mesh with {name}, "
+                    f"of {size} ranks, as under context parallelism. Sweep over the checkpoints."
+                )
 
 
 def _several(model: nn.Module, names: Sequence[str]) -> ValueError:

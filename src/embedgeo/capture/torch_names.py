@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils import _python_dispatch as dispatch
 
@@ -128,6 +129,11 @@ def without_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             dispatch._push_mode(mode)
+
+
+def whole_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that another one is a part of; a torch with another name for it gives the part."""
+    return getattr(mesh, "_root_mesh", None) or mesh
 
 
 def fsdp1_sizes(model: nn.Module) -> list[int]:

@@ -23,6 +23,7 @@ from embedgeo.capture.structure import (
     measured_model,
     model_of,
     model_width,
+    require_whole_sequences,
     weights_device,
 )
 from embedgeo.capture.units import (
@@ -94,8 +95,8 @@ class Geometry:
         num_rows: of the layer that had the most on this rank at the last `reset`.
 
     Raises:
-        TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the
-            same key.
+        TypeError, ValueError: a bad argument, layers that are not found, two metrics with the
+            same key, or parameters on a mesh of context parallelism.
     """
 
     wait_seconds = 60.0
@@ -141,6 +142,7 @@ class Geometry:
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         self.model, chosen_layers = _chosen(model, layers)
         self.layers = resolve_layers(self.model, chosen_layers, part)
+        require_whole_sequences(self.model)
         self.part = part
         self.inputs = ForwardInputs(self.model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import (
+    CONTEXT,
     Part,
     find_stack,
     is_callable,
@@ -42,7 +43,6 @@ T = TypeVar("T")
 _ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard|ep|expert.*", re.I)
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
-_CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
@@ -59,13 +59,12 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     other = [
         name or "an unnamed one"
         for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1
-        and (_CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
+        if size > 1 and (CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
     ]
     if other:
         remedy = (
             "Under context parallelism sweep over the checkpoints."
-            if any(map(_CONTEXT.fullmatch, other))
+            if any(map(CONTEXT.fullmatch, other))
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(
