@@ -8,7 +8,6 @@ import pytest
 
 from embedgeo import load_results
 from embedgeo.report.runs import read_runs, runs_of_records
-from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
 from embedgeo.results.records import Record, block_means
@@ -49,16 +48,7 @@ def monitored(folder):
     return folder / "runs"
 
 
-def events(folder):
-    (folder / "runs").mkdir()
-    every = step_records(swept(folder / "aside"))
-    for step in (0, 8):
-        records = [record for record in every if record["step"] == step]
-        write_events(folder / "runs" / f"events.out.tfevents.{step}", step, records)
-    return folder / "runs"
-
-
-KINDS = {"sweep": swept, "histories": monitored, "events": events}
+KINDS = {"sweep": swept, "histories": monitored}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +61,7 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
     order = ["run", "step", "layer_index", "layer", "metric"]
     assert table.equals(table.sort_values(order, ignore_index=True))
     assert table["value"].notna().all()
-    names = {"sweep": ["tiny"], "histories": ["a", "a probe", "b"], "events": ["runs"]}
+    names = {"sweep": ["tiny"], "histories": ["a", "a probe", "b"]}
     assert table["run"].unique().tolist() == names[kind]
     assert set(table["model"]) == {"lab/tiny" if kind == "sweep" else ""}
     sweep = load_results(tmp_path / "aside" if kind != "sweep" else tmp_path)
@@ -89,9 +79,6 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
     assert [run.layers for run in runs_of_records(table)] == [
         ["embed", "block.00", "block.01", "final_norm"]
     ] * len(names[kind])
-    if kind == "events":  # which have neither
-        assert not table["width"].any()
-        assert table["stderr"].isna().all()
 
 
 def test_a_sweeps_values_are_those_of_its_files(tmp_path):

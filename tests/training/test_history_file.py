@@ -432,3 +432,29 @@ def test_processes_that_were_launched_together_but_do_not_know_of_each_other_hav
     records = load_results(tmp_path).query("metric == 'n'")
     numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
     assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from embedgeo.results.parquet import HistoryFile
+from embedgeo.results.records import model_record
+
+file = HistoryFile(Path(sys.argv[1]))
+for step in range(2):  # the second one waits
+    file.add([{"step": step, **model_record("loss", 1.0)}])
+read, written = os.pipe()
+if not os.fork():
+    os.close(written)
+    os.read(read, 1)
+    sys.exit()
+file.add([{"step": 2, **model_record("loss", 1.0)}])
+file.close()
+os.close(written)
+os.wait()
+"""
+
+
+def test_a_fork_that_ends_leaves_the_history_as_it_is(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], check=True)
+    assert [*load_results(tmp_path)["step"]] == [0, 1, 2]

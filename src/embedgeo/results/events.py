@@ -173,11 +173,13 @@ def read_training_loss(folder: Path) -> dict[int, float]:
     """Read the training loss by step, in order, from the event files in a folder; empty where none
     was logged.
 
-    Files in folders inside it are not read, for they may be of validation, or of another run. Of
-    several runs it is the last one's, and before its first step that of the one that it goes on
+    Where there is none, those of the Hugging Face Trainer are read, in folders inside ``runs``.
+    Files in other folders are not, for they may be of validation, or of another run. Of several
+    runs it is the last one's, and before its first step that of the one that it goes on
     with. It is empty, with a warning, where two files were written at the same time.
     """
-    files = [event_contents(path) for path in folder.glob(f"{EVENTS}*")]
+    paths = [*folder.glob(f"{EVENTS}*")] or folder.glob(f"runs/*/{EVENTS}*")
+    files = [event_contents(path) for path in paths]
     logged = {tag for events in files for tag in events.Tags()["scalars"]}
     tag = next((tag for tag in _LOSSES if tag in logged), None)
     writers = [events.Scalars(tag) for events in files if tag in events.Tags()["scalars"]]

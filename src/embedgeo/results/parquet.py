@@ -3,6 +3,7 @@
 import atexit
 import json
 import math
+import os
 import re
 import sys
 import warnings
@@ -228,6 +229,7 @@ class HistoryFile:
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
+        self._process = os.getpid()
         atexit.register(self._write_at_exit)
 
     def add(self, records: Sequence[Record]) -> str:
@@ -275,6 +277,8 @@ class HistoryFile:
         return said
 
     def _write_at_exit(self) -> None:
+        if os.getpid() != self._process:  # a fork's, which has the records of before alone
+            return
         try:
             self.write()
         except Exception as error:
