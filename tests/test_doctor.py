@@ -18,12 +18,9 @@ from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
 from tests.training.runs import assert_same_random_state, moments, random_state
 
 SOURCES = {
-    "gpt_neox": ("gpt_neox.embed_in", "attention_mask of GPTNeoXForCausalLM"),
-    "bert": ("bert.embeddings.word_embeddings", "attention_mask of BertForMaskedLM"),
-    "t5": (
-        "encoder.embed_tokens and decoder.embed_tokens",
-        "attention_mask of encoder and attention_mask of decoder",
-    ),
+    "gpt_neox": "token ids of gpt_neox.embed_in",
+    "bert": "token ids of bert.embeddings.word_embeddings",
+    "t5": "token ids of encoder.embed_tokens, decoder.embed_tokens",
 }
 
 
@@ -32,7 +29,8 @@ def test_layers_and_sources(name):
     with torch.device("cpu" if name == "bert" else "meta"):
         model = FAMILIES[name].build()
     found = describe(GeometryMonitor(), model)
-    assert (found.token_ids, found.mask) == SOURCES[name]
+    assert found.token_ids == SOURCES[name]
+    assert found.mask == "the model's mask where it is given one"
     assert found.warnings == ()
     assert {layer.width for layer in found.layers} == {16}
 
@@ -93,7 +91,7 @@ def test_what_cannot_be_run_has_no_token_ids_or_is_not_reached_is_a_warning():
     block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
     found = describe(monitor, encoder, torch.zeros(2, 8, 16))
-    assert found.token_ids == "none"
+    assert found.token_ids == "no token ids"
     assert "No token ids were found" in found.warnings[0]
     model = NanoGPT()
     model.unused = nn.Linear(16, 16)
@@ -133,5 +131,5 @@ def test_a_repository_is_described_without_its_weights(hub, tmp_path, printed): 
     config = (tmp_path / "config.json").read_bytes()
     hub.add("lab/tiny", "main", {"config.json": config, "model.safetensors": b"never read"})
     assert main(["doctor", "lab/tiny", "--jackknife", "2"]) == 0
-    assert "token ids  gpt_neox.embed_in" in printed()
+    assert "token ids of gpt_neox.embed_in" in printed()
     assert not hub.downloads(".safetensors")

@@ -3,7 +3,7 @@
 import inspect
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import (
-    arguments_by_name,
     eager_mode,
     first_float,
     first_input,
@@ -43,8 +42,7 @@ from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.monitor import Monitor
-
-_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
+from embedgeo.training.plan import sources_of_rows
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ class Description:
     model: str  # class of the model that is measured
     num_parameters: int
     layers: tuple[DescribedLayer, ...]  # in forward order
-    token_ids: str  # their source: the path of a table, or an argument of the monitor
-    mask: str  # its source: an argument and the path of a module, or an argument of the monitor
+    token_ids: str  # their source
+    mask: str  # its source
     num_rows: int  # of a measurement on one rank, padding included
     metrics: Mapping[str, int]  # bytes that each metric holds at all layers, by its class
     num_ranks: int  # that have different rows
@@ -80,9 +78,7 @@ class Description:
         notes = [f"! {each}" for each in self.warnings] or ["No warnings."]
         lines = [
             f"model      {self.model}, {self.num_parameters:,} parameters",
-            f"token ids  {self.token_ids}",
-            f"mask       {self.mask}",
-            f"rows       {self.num_rows:,} a measurement",
+            f"rows       {self.num_rows:,} a measurement; {self.token_ids}, {self.mask}",
             f"held       {size(self.state_bytes)} on a rank",
             f"sent       {size(self.exchange_bytes)} by each of {self.num_ranks} ranks",
             "",
@@ -143,16 +139,19 @@ def describe(
         forward.run(batch)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     layers = [_described(layer, forward, paths) for layer in geometry.layers]
-    tables = dict.fromkeys(paths[table] for table, *_ in forward.inputs.token_ids)
-    has_ids = bool(tables) or monitor.token_ids is not None
+    gives_ids = monitor.token_ids is not None
+    has_ids = bool(forward.inputs.token_ids) or gives_ids
+    token_ids, mask = sources_of_rows(
+        geometry, has_ids=has_ids, ids=gives_ids, mask=monitor.mask is not None
+    )
     held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
     sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
         type(inner).__name__,
         sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight)),
         layers=tuple(layers),
-        token_ids=_token_source(monitor, forward, tables),
-        mask=_mask_source(monitor, forward, paths),
+        token_ids=token_ids,
+        mask=mask,
         num_rows=num_rows,
         metrics=held,
         num_ranks=ranks,
@@ -162,26 +161,12 @@ def describe(
     )
 
 
-def _token_source(monitor: Monitor, forward: "_Forward", tables: Iterable[str]) -> str:
-    if monitor.token_ids is not None:
-        return "the function given as token_ids="
-    return " and ".join(tables) or ("unknown" if forward.error else "none")
-
-
-def _mask_source(monitor: Monitor, forward: "_Forward", paths: Mapping[nn.Module, str]) -> str:
-    if monitor.mask is not None:
-        return "the function given as mask="
-    masks = [f"{name} of {paths[module]}" for module, name in forward.masks.items()]
-    return " and ".join(masks) or "none: every position counts"
-
-
 class _Forward:
     """What a forward pass on a batch, or on a few token ids, shows."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self.inputs = ForwardInputs(model)
         self.widths: dict[str, int] = {}  # of the layers that were reached
-        self.masks: dict[nn.Module, str] = {}  # name of the argument by the outermost module
         self.error: Exception | None = None  # where some layers were not reached
         self._model = measured_model(model)
         self._layers = layers
@@ -190,10 +175,6 @@ class _Forward:
         """Run the measured model, or the first of the modules inside that can be run."""
         with ExitStack() as hooks, torch.no_grad(), meta_values():
             hooks.enter_context(eager_mode)
-            for module in self.inputs.enclosing_modules:
-                hooks.enter_context(
-                    module.register_forward_pre_hook(self._add_mask, with_kwargs=True)
-                )
             for table in self.inputs.tables:
                 hooks.enter_context(
                     table.register_forward_hook(self.inputs.record_token_ids, with_kwargs=True)
@@ -220,15 +201,6 @@ class _Forward:
         hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
         if hidden is not None:
             self.widths[layer.name] = hidden.shape[-1]
-
-    def _add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = arguments_by_name(module, args, kwargs)
-        if any(module in outer.modules() for outer in self.masks):
-            return
-        for name in _MASKS:
-            value = given.get(name)
-            if isinstance(value, Tensor) and value.ndim == 2:
-                self.masks.setdefault(module, name)
 
 
 def _token_batches(module: nn.Module) -> list[Any]:

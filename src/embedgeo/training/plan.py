@@ -54,7 +54,10 @@ def plan_sentences(
     has_ids = bool(gives_ids or geometry.inputs.tables or geometry.part)
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    sources = _sources(geometry, has_ids=has_ids and has_types, ids=gives_ids, mask=gives_mask)
+    of_ids, of_mask = sources_of_rows(
+        geometry, has_ids=has_ids and has_types, ids=gives_ids, mask=gives_mask
+    )
+    sources = f"{of_ids}, {of_mask}."
     # without token ids, other integers of a batch do not tell its rows
     if (num_rows := expected.num_rows) and has_ids:
         sources = (
@@ -87,7 +90,7 @@ def plan_sentences(
     return sentences
 
 
-def _sources(geometry: Geometry, *, has_ids: bool, ids: bool, mask: bool) -> str:
+def sources_of_rows(geometry: Geometry, *, has_ids: bool, ids: bool, mask: bool) -> tuple[str, str]:
     """Where token ids and mask come from; they may be given."""
     inputs = geometry.inputs
     of_ids = "no token ids"
@@ -99,7 +102,7 @@ def _sources(geometry: Geometry, *, has_ids: bool, ids: bool, mask: bool) -> str
     of_mask = "mask of mask=" if mask else "no mask"
     if not mask and any(READ_MASKS & call.keys() for call in calls):
         of_mask = "the model's mask where it is given one"
-    return f"{of_ids}, {of_mask}."
+    return of_ids, of_mask
 
 
 def missing_for_history() -> str:
