@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import embedgeo
-from embedgeo.functional import merge_duplicates, nearest_distances
+from embedgeo.functional import merge_duplicates, two_nearest_distances
 from research.tables import checkpoint_parser, checkpoint_tables, load_tokenizer
 
 NEVER_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
@@ -35,7 +35,7 @@ def first_copies(x: Tensor) -> Tensor:
     if len(distinct) == len(rows):
         return first
     reach = TOLERANCE * (distinct - distinct.mean(0)).norm(dim=1).median()
-    places = finite[nearest_distances(rows, 1)[:, 0] <= reach]
+    places = finite[two_nearest_distances(rows)[:, 0] <= reach]
     near = x[places].double()
     label = places
     before = torch.full_like(places, -1)

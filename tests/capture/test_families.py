@@ -98,10 +98,12 @@ def assert_numbered_hidden_states(family, build):
         assert torch.equal(rows_seen(geometry, name)[0], state.flatten(0, 1)), (family, name)
     if len({state.shape[-1] for each in states.values() for state in each[-2:]}) > 1:
         return  # what it projects its states to is their mean with nothing
-    means = observed(model, batch, "mean(last2_hidden)")
+    geometry = observed(model, batch, ["blocks", "mean(last2)"])
+    blocks = layer_names(model)
     for prefix in prefixes:
-        mean = torch.stack(list(states[prefix][-2:])).mean(0).flatten(0, 1)
-        found, _ = rows_seen(means, f"{prefix}mean(last2_hidden)")
+        last = [each for each in blocks if each.startswith(f"{prefix}block.")][-2:]
+        mean = torch.stack([rows_seen(geometry, each)[0] for each in last]).mean(0)
+        found, _ = rows_seen(geometry, f"{prefix}mean(last2)")
         torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-6)
 
 

@@ -7,11 +7,7 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
-from embedgeo.functional import (
-    merge_duplicates,
-    nearest_distances,
-    two_nearest_distances,
-)
+from embedgeo.functional import merge_duplicates, two_nearest_distances
 from embedgeo.functional.neighbors import Neighbors
 from tests.clouds import CLOUDS
 from tests.data import gaussian, generator, wide_dtypes
@@ -115,7 +111,7 @@ def assert_nearest(x, *numbers, apart=None, together=None):
     """So many nearest distances are those of brute force."""
     expected = smallest(all_distances(x, apart, together), max(numbers))
     for k in numbers:
-        got = nearest_distances(x, k, apart, together)
+        got = Neighbors(x).nearest(k, apart=apart, together=together).distances
         torch.testing.assert_close(got, expected[:, :k], rtol=1e-6, atol=0, equal_nan=True)
 
 
@@ -124,7 +120,7 @@ def assert_nearest(x, *numbers, apart=None, together=None):
 def test_distances_equal_brute_force(x, dtype):
     x = x.to(dtype)
     assert_nearest(x, 2, 4, 9)
-    assert two_nearest_distances(x).equal(nearest_distances(x, 2))
+    assert two_nearest_distances(x).equal(Neighbors(x).nearest(2).distances)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 9, 511, 512, 513, 527, 528, 529])

@@ -156,6 +156,18 @@ def test_passes_of_other_weights_within_a_step_are_left_out_and_told_once(caplog
     assert caplog.text.count("as the second one of SAM, are not measured") == 1
 
 
+def test_batches_of_a_step_that_was_taken_are_left_out_and_told_once(caplog):
+    model, batch = gpt_neox().train(), token_batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with caplog.at_level("INFO"), StepMonitor(model, 1, measure_last=False, **OPTIONS) as monitor:
+        for step in (0, 0, 0, 1, 1):
+            with monitor.step(step):
+                model(**batch, labels=batch["input_ids"]).loss.backward()
+            optimizer.step()
+    assert n_at(monitor) == {0: 48, 1: 48}
+    assert caplog.text.count("batches that come for step 0 after an optimizer has taken it") == 1
+
+
 @pytest.mark.parametrize("num_steps", [5, 6])
 def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(num_steps):
     model, batch = gpt_neox(), token_batch()

@@ -131,6 +131,18 @@ def test_the_end_is_told_from_logs_of_tokens_seen(tmp_path):
     assert steps(callback) == [0, 4, 6]
 
 
+class StopsEpochs(hf.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = True
+
+
+def test_the_last_weights_are_measured_where_epochs_are_stopped(tmp_path):
+    monitor = GeometryCallback(2, metrics=moments, on_error="raise")
+    trainer = hf_trainer(tmp_path, monitor, StopsEpochs(), max_steps=-1, num_train_epochs=3)
+    trainer.train()
+    assert steps(monitor) == [0, 2, 3]
+
+
 def test_a_resumed_run_keeps_the_choice_of_metrics(tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 2}
     hf_trainer(tmp_path, GeometryCallback(2), max_steps=2, **saved).train()

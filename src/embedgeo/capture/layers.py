@@ -17,7 +17,7 @@ LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 or a callable on the model that returns one of these or a mapping of names to modules.
 """
 
-_MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)(_hidden|)\)")
+_MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 # whose last hidden state is wider than the others, and is left out
 _WIDER_AT_THE_END = {"reformer"}
 # whose first hidden state is the first block's output
@@ -67,9 +67,7 @@ def resolve_layers(
     … ``decoder.embed`` …. A block that is applied several times is a layer each time. Patterns
     match these names and the names of modules inside the outermost Hugging Face model, with or
     without zero-padding and without wrappers (FSDP, compile, checkpointing). ``"mean(last4)"`` is
-    the mean of the outputs of the last four blocks, without the final norm;
-    ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the last one is
-    behind it.
+    the mean of the outputs of the last four blocks, without the final norm.
 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give
     for ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the
@@ -179,7 +177,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         )
     if mean:
         return [
-            _mean(submodel, pattern, int(mean[2]), of_hidden=bool(mean[3]))
+            _mean(submodel, pattern, int(mean[2]))
             for submodel in submodels
             if mean[1] in ("", submodel.prefix)
         ]
@@ -198,16 +196,14 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
     return standard if pattern == "blocks" else numbered
 
 
-def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> Layer:
+def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
     if not 1 <= count <= len(submodel.blocks):
         raise ValueError(
             f"layers={pattern!r} must average at least one block and at most all; the model has "
             f"{len(submodel.blocks)}."
         )
     calls = submodel.blocks[-count:]
-    if of_hidden:
-        calls = tuple(layer.calls[0] for layer in _hidden_states(submodel))[-count:]
-    return Layer(f"{submodel.prefix}mean(last{count}{'_hidden' * of_hidden})", calls)
+    return Layer(f"{submodel.prefix}mean(last{count})", calls)
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:

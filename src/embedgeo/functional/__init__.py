@@ -42,7 +42,6 @@ from embedgeo.functional.moments import (
 )
 from embedgeo.functional.neighbors import (
     merge_duplicates,
-    nearest_distances,
     two_nearest_distances,
 )
 from embedgeo.functional.processing import (
@@ -104,7 +103,6 @@ __all__ = [
     "local_variance",
     "merge_duplicates",
     "moment_values",
-    "nearest_distances",
     "outlier_values",
     "pca_whitening",
     "power_law",

@@ -25,7 +25,6 @@ from embedgeo.functional.precision import (
     search_dtype,
 )
 
-_FEW_NEIGHBORS = 4  # number of neighbours of a row up to which rounded rows tell where they are
 _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
 _BLOCK = 1 << 24  # products that are looked at together at most; as many may wait
 _CACHED_BLOCK = 1 << 21  # products that stay in the processor's cache: a block of up to 8,192 rows
@@ -54,43 +53,27 @@ def two_nearest_distances(
 ) -> Tensor:
     """Return the Euclidean distances of every row to its nearest and second nearest other row.
 
-    See `nearest_distances` for the arguments. The result has shape (n, 2).
-
-    >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
-    tensor([[1., 3.],
-            [1., 2.],
-            [2., 3.]], dtype=torch.float64)
-    """
-    return nearest_distances(x, 2, apart, together)
-
-
-def nearest_distances(
-    x: Tensor, k: int, apart: Tensor | None = None, together: Tensor | None = None
-) -> Tensor:
-    """Return the Euclidean distances of every row to its k nearest other rows.
-
     Exact duplicates have distance 0. Settings of the process, such as the precision of products in
     float32, neither matter nor change. Beyond copies of ``x`` the memory needed is bounded by a
     block of products and a few numbers a row.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        k: number of neighbours.
         apart: labels, shape (n,), int64; rows of one label are not each other's neighbours.
             Default: all may be.
         together: labels, shape (n,), int64; only rows of one label are each other's neighbours.
             Default: all may be.
 
     Returns:
-        Shape (n, k), float64 (float32 on a device without), ascending, within 1e-6 relative of a
+        Shape (n, 2), float64 (float32 on a device without), ascending, within 1e-6 relative of a
         float64 brute force; NaN where there is no such neighbour.
 
-    >>> nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]), 2)
+    >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
     tensor([[1., 3.],
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return Neighbors(x).nearest(k, apart=apart, together=together).distances
+    return Neighbors(x).nearest(2, apart=apart, together=together).distances
 
 
 class Nearest(NamedTuple):
@@ -171,9 +154,9 @@ class Neighbors:
         """Find the k nearest of some rows among these.
 
         Args:
-            k: number of neighbours.
+            k: number of neighbours, a few.
             rows: indices of these rows, shape (m,); default: all. Places are among them.
-            apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
+            apart: labels of all rows, shape (n,), int64: see `two_nearest_distances`.
             together: labels of all rows.
             far_sighted: number of rows, the first ones, of which all k are needed. Of the others
                 only the two nearest are sure; what stands behind these may be NaN, or rows that are
@@ -218,7 +201,7 @@ class Neighbors:
         """
         is_all = rows is self.every
         x = self.x if is_all else self.x[rows]
-        if k > _FEW_NEIGHBORS or len(rows) <= FEW_ROWS:
+        if len(rows) <= FEW_ROWS:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)

@@ -39,7 +39,6 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "model",
     "steps",
     "revisions",
-    "layers",
     "jackknife",
     "save_samples",
     "token_tables",

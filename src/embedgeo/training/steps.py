@@ -246,6 +246,12 @@ class StepMonitor(Monitor):
         return geometry
 
     def _begin(self, step: int, batch: Any) -> None:
+        if self._has_stepped and step == self._measured_step and not self._warned_of_weights:
+            self._warned_of_weights = True
+            self._say(
+                f"batches that come for step {step} after an optimizer has taken it are not "
+                "measured: step must be the number of optimizer steps taken."
+            )
         self._has_stepped = False
         if step != self._now:
             before, self._at_start = self._at_start, states(self._watched)

@@ -93,8 +93,8 @@ class GeometryCallback(Monitor, TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # other logs have it, too, where the Trainer counts tokens
-        is_last = control.should_training_stop and "train_runtime" in kwargs.get("logs", ())
+        # other logs have the first, too, where the Trainer counts tokens
+        is_last = {"train_runtime", "total_flos"} <= {*kwargs.get("logs", ())}
         if self._run is not None and is_last:
             # the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
