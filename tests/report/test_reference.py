@@ -87,11 +87,13 @@ def test_runs_that_know_their_tokens_stand_at_equal_tokens(own, tmp_path):
 
 def test_other_settings_are_refused(tmp_path):
     asked = {"text_sha256": "a" * 64, "rows": "tokens", "seq_len": 128, "num_tokens": 4096}
+    asked["layers"] = "blocks"
     for name, other in (
         ("own", {}),
         ("alike", {}),
         ("text", {"text_sha256": "b" * 64}),
         ("length", {"seq_len": 64}),
+        ("layers", {"layers": "block.02"}),
     ):
         path = scaled(tmp_path / name, 1.0, (0, 8)) / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": asked | other}))
@@ -99,6 +101,7 @@ def test_other_settings_are_refused(tmp_path):
     for name, said in (
         ("text", "text bbbbbbbb in place of aaaaaaaa"),
         ("length", "sequence length 64 in place of 128"),
+        ("layers", "layers block.02 in place of blocks"),
     ):
         with pytest.raises(ValueError, match=said):
             behind(tmp_path / "own", tmp_path / name)
