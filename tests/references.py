@@ -243,19 +243,12 @@ def outliers(x, is_first):
         kurtosis = stats.kurtosis(rows[:, spread]) if len(rows) and spread.any() else [np.nan]
         size = np.abs(rows) if len(rows) else np.full((1, x.shape[1]), np.nan)
         median = np.median(size, 1)[:, None]
-        massive = {
-            "": (size > 100) & (size > 1000 * median),
-            "_100x": size > 100 * median,
-            "_1000x": size > 1000 * median,
-        }
+        massive = ((size > 100) & (size > 1000 * median)).any(1)
         found = {
             "kurtosis": np.mean(kurtosis),
             "kurtosis_median": np.median(kurtosis),
             "max_abs": size.max(),
-            **{
-                f"massive_fraction{end}": marks.any(1).mean() if len(rows) else np.nan
-                for end, marks in massive.items()
-            },
+            "massive_fraction": massive.mean() if len(rows) else np.nan,
         }
         values |= {key + suffix: value for key, value in found.items()}
     return values

@@ -162,13 +162,11 @@ def test_first_positions_of_torchs_transformer_are_those_of_the_rows_shape():
 
 def test_the_representation_says_what_was_measured():
     model, batch = gpt_neox(), token_batch(padding="left")
-    start = (
-        "<Geometry of GPTNeoXForCausalLM: 5 layers (embed, block.00, block.01, block.02 and 1 more)"
-    )
+    start = "<Geometry of GPTNeoXForCausalLM at embed, block.00, block.01, block.02 and 1 more"
     with observe(model) as geometry:
-        assert repr(geometry) == f"{start}, nothing measured>"
+        assert repr(geometry) == f"{start}: 0 rows>"
         model(**batch)
-    assert repr(geometry) == f"{start}, {batch['attention_mask'].sum()} rows>"
+    assert repr(geometry) == f"{start}: {batch['attention_mask'].sum()} rows>"
 
 
 @pytest.mark.slow

@@ -202,8 +202,7 @@ def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
             f"layers={pattern!r} must average at least one block and at most all; the model has "
             f"{len(submodel.blocks)}."
         )
-    calls = submodel.blocks[-count:]
-    return Layer(f"{submodel.prefix}mean(last{count})", calls)
+    return Layer(f"{submodel.prefix}mean(last{count})", submodel.blocks[-count:])
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:

@@ -23,7 +23,7 @@ from embedgeo.functional.precision import (
 )
 
 _MASSIVE = 100.0
-_TIMES = (100.0, 1000.0)  # the median: over 1000 times that, and over 100, is massive
+_TIMES = 1000.0  # the median: over that, and over 100, is massive
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class CoordinateMoments(PooledState):
         m4: their fourth powers.
         max_abs: the largest magnitude, shape (2, d).
         massive: number of rows with an entry of a magnitude over 100 that is over 1000 times the
-            median one of its row; over 100 times that; over 1000 times that; shape (2, 3).
+            median one of its row, shape (2,).
         direction_sum: sum of the rows scaled to norm 1, shape (2, d).
     """
 
@@ -62,7 +62,7 @@ class CoordinateMoments(PooledState):
         """The moments of no rows."""
         n = torch.zeros(2, dtype=torch.float64, device=device)
         row = n.new_zeros(2, dim)
-        return cls(n, row, row, row, row, row, n.new_zeros(2, 3), row)
+        return cls(n, row, row, row, row, row, n, row)
 
     def pooled(self) -> "CoordinateMoments":
         """The moments of the rows of both groups together, without the leading axis."""
@@ -114,19 +114,16 @@ def _group_moments(rows: Tensor, dtype: torch.dtype) -> CoordinateMoments:
 
 
 def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Number of rows of massive entries, in three senses, shape (3,), given the magnitudes, once of
-    ``dtype``.
-    """
+    """Number of rows with a massive entry, given the magnitudes, once of ``dtype``."""
     dim = magnitude.shape[1]
     largest = magnitude.amax(1)
     # the median is below a bound only where over half of the entries are: it is needed of few rows
-    bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
+    bound = (largest / _TIMES * (1 + 1e-6))[:, None]
     places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
     largest, magnitude = largest[places], magnitude[places]
     middle = magnitude.to(dtype).topk(dim // 2 + 1).values[:, (dim - 1) // 2 :]
     median = middle.to(largest.dtype).mean(1)
-    over = [largest > times * median for times in _TIMES]
-    return torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
+    return ((largest > _MASSIVE) & (largest > _TIMES * median)).sum()
 
 
 def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
@@ -182,25 +179,20 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
         ``kurtosis_median``, the median, which one coordinate does not move (the mean of the two in
         the middle); ``max_abs``, the largest magnitude; ``massive_fraction``, the share of the rows
         with a massive activation: an entry of a magnitude over 100 that is over 1000 times the
-        median magnitude of its row (the mean of the two in the middle, where d is even);
-        ``massive_fraction_100x`` and ``massive_fraction_1000x``, that of the rows with an entry
-        over 100 and 1000 times that median, however large; and each of these with ``_first`` and
-        ``_rest``. What too few rows leave undefined is NaN. Sun et al. take the median over a
-        sequence; that of a row is known whatever else is in a batch, and at a massive row it is
-        about the same.
+        median magnitude of its row (the mean of the two in the middle, where d is even); and each
+        of these with ``_first`` and ``_rest``. What too few rows leave undefined is NaN. Sun et al.
+        take the median over a sequence; that of a row is known whatever else is in a batch, and at
+        a massive row it is about the same.
     """
     groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
     values: dict[str, Tensor] = {}
     for suffix, group in groups.items():
-        fractions = ratio(group.massive, group.n)
         kurtosis = excess_kurtosis(group)
         of_group = {
             "kurtosis": kurtosis.nanmean(),
             "kurtosis_median": kurtosis.nanquantile(0.5),
             "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
-            "massive_fraction": fractions[0],
-            "massive_fraction_100x": fractions[1],
-            "massive_fraction_1000x": fractions[2],
+            "massive_fraction": ratio(group.massive, group.n),
         }
         values |= {key + suffix: value for key, value in of_group.items()}
     return values

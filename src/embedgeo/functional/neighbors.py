@@ -83,10 +83,6 @@ class Nearest(NamedTuple):
     distances: Tensor
     places: Tensor  # of these rows, shape (n, k), int64; any where there is none
 
-    def of_squares(self) -> "Nearest":
-        """Take the roots of distances that are squared so far."""
-        return self._replace(distances=self.distances.sqrt_())
-
 
 class Neighbors:
     """Finds copies and nearest neighbours among the same rows, once or several times.
@@ -170,7 +166,7 @@ class Neighbors:
                 squares = squares.index_select(0, rows).index_select(1, rows)
             elif apart is not None or together is not None:
                 squares = squares.clone()
-            return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
+            return _smallest(_exclude(squares, slice(None), apart, together).sqrt(), k)
         if together is None or len(rows) <= _WINDOW_ROWS:
             return self._nearest(k, rows, apart, together, far_sighted)
         order, windows = _windows(together)
@@ -362,7 +358,7 @@ class Float64Rows(NamedTuple):
             return Nearest(none, none.long())
         squared, is_clear = self.squared_distances(rows, apart, together)
         if is_clear:
-            return _smallest(squared, k).of_squares()
+            return _smallest(squared.sqrt_(), k)
         sums = self.squares[rows, None] + self.squares
         is_blurred = ~(squared > self._error / _EXACT * sums)
         # a row whose distance is larger than k others may be is none of the k

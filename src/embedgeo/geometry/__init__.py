@@ -210,12 +210,8 @@ class Geometry:
 
     def __repr__(self) -> str:
         num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        rows = f"{num_rows} rows" if num_rows else "nothing measured"
         layers = listed([layer.name for layer in self.layers], 4)
-        return (
-            f"<Geometry of {type(measured_model(self.model)).__name__}: {len(self.layers)} layers "
-            f"({layers}), {rows}>"
-        )
+        return f"<Geometry of {type(self.model).__name__} at {layers}: {num_rows} rows>"
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must

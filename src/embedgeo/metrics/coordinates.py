@@ -52,18 +52,6 @@ _OF_ALL_ROWS = {
         "of its row.",
         gaussian=0.0,
     ),
-    "massive_fraction_100x": Term(
-        "massive rows, 100 ×",
-        "share of rows with an |x| > 100 × median |x|",
-        "Rows with an entry over 100 times the median one of the row, however large.",
-        gaussian=0.0,
-    ),
-    "massive_fraction_1000x": Term(
-        "massive rows, 1000 ×",
-        "share of rows with an |x| > 1000 × median |x|",
-        "Rows with an entry over 1000 times the median one of the row, however large.",
-        gaussian=0.0,
-    ),
 }
 
 
@@ -86,11 +74,9 @@ class OutlierCoordinates(GeometryMetric):
     ``compute()`` returns float64 scalars: ``kurtosis`` and ``kurtosis_median``, the mean and the
     median over coordinates of the excess kurtosis over rows; ``max_abs``, the largest magnitude of
     an entry; ``massive_fraction``, the share of the rows with an entry of a magnitude over 100 that
-    is over 1000 times the median magnitude of its row; ``massive_fraction_100x`` and
-    ``massive_fraction_1000x``, over 100 and 1000 times that median, whatever the magnitude; and
-    each of these with ``_first``, of the first row of each sequence that counts, and with
-    ``_rest``, of the other rows: see `embedgeo.functional.outlier_values`. What too few rows leave
-    undefined is NaN.
+    is over 1000 times the median magnitude of its row; and each of these with ``_first``, of the
+    first row of each sequence that counts, and with ``_rest``, of the other rows: see
+    `embedgeo.functional.outlier_values`. What too few rows leave undefined is NaN.
 
     "First" is what is left as such: with ``skip_first_positions=k`` it is position k + 1, and where
     the first row has a NaN or Inf, the next one. Where each row is a sequence of its own, all of
