@@ -28,7 +28,7 @@ headlines.
 
 FEW_POINTS = 1000
 """Distinct rows below which an intrinsic dimension shows only trends."""
-FEW_ROWS = 10
+ROWS_PER_DIMENSION = 10
 """Rows per dimension below which a covariance spectrum is mostly noise."""
 
 GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones

@@ -62,7 +62,7 @@ TOKENIZER_FILES = VOCABULARIES | {
     "tokenizer_config.json",
 }
 _STEPS = ("global_step", "step", "iter_num")  # the names under which files hold their step
-_MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
+_LARGEST_FILE = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 # classes that hyperparameters may hold besides those that torch loads by itself: these only keep
@@ -149,9 +149,9 @@ def needed_files(files: Iterable[StoredFile], *, with_code: bool = False) -> Con
     if not any(file.name == "config.json" for file in others):
         raise FileNotFoundError("a checkpoint must have a config.json; found none.")
     for file in (*others, *(f for f in weights if f.name.endswith(".json"))):
-        if file.size > _MOST_BYTES:
+        if file.size > _LARGEST_FILE:
             raise ValueError(
-                f"{file.name} must be smaller than {_MOST_BYTES >> 20} MiB; it has {file.size} "
+                f"{file.name} must be smaller than {_LARGEST_FILE >> 20} MiB; it has {file.size} "
                 f"bytes."
             )
     return Contents(tuple(weights), others)

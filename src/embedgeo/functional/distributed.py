@@ -29,10 +29,10 @@ Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
 ROUNDS_OF_SUMS = "counts", "sums", "squares"
 """The rounds of a `Reduction` after that of maxima."""
 
-_TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
+_CURRENT_GROUP: ContextVar["OwnGroup | None"] = ContextVar("_CURRENT_GROUP", default=None)
 _begun = Counter[str]()  # meetings by their name, on all ranks
 _NOTHING = -1  # bytes, where there is no collective
-_MOST_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
+_BUFFER_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
 
 
 class Ranks(NamedTuple):
@@ -161,8 +161,8 @@ class OwnGroup:
         is the outer one. ``when`` it begins is in what ranks raise where another one is not there,
         because it has failed before.
         """
-        is_outer = _TOGETHER.get() is not self
-        before, had_failed = _TOGETHER.set(self), self._has_failed
+        is_outer = _CURRENT_GROUP.get() is not self
+        before, had_failed = _CURRENT_GROUP.set(self), self._has_failed
         if is_outer:
             self._has_failed = False
             self._when = when
@@ -175,7 +175,7 @@ class OwnGroup:
                 self.agree(failed=True)
             raise
         finally:
-            _TOGETHER.reset(before)
+            _CURRENT_GROUP.reset(before)
             if is_outer:
                 self._has_failed = had_failed
 
@@ -208,7 +208,7 @@ class OwnGroup:
             return collective(group=self.process_group)
         except BaseException as error:
             clear_frames(error.__traceback__)  # they refer to the group
-            for group in {self, _TOGETHER.get() or self}:
+            for group in {self, _CURRENT_GROUP.get() or self}:
                 group.end(f", since a collective failed: {type(error).__name__}: {error}")
             raise
 
@@ -331,7 +331,7 @@ def meet(nbytes: int = _NOTHING) -> None:
     """Wait for the ranks that are `together` with this one, before a collective of so many bytes,
     or before what is no collective of this module.
     """
-    if (ranks := _TOGETHER.get()) is not None:
+    if (ranks := _CURRENT_GROUP.get()) is not None:
         ranks.agree(nbytes)
 
 
@@ -444,7 +444,7 @@ def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """
     bundle, num_bytes = list[Tensor](), 0
     for tensor in tensors:
-        if bundle and num_bytes + tensor.nbytes > _MOST_BYTES:
+        if bundle and num_bytes + tensor.nbytes > _BUFFER_BYTES:
             yield bundle
             bundle, num_bytes = [], 0
         bundle.append(tensor)
@@ -454,7 +454,7 @@ def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _all_gather(tensor: Tensor, group: Group) -> list[Tensor]:
-    gathered = [torch.empty_like(tensor) for _ in range(num_ranks(group or _TOGETHER.get()))]
+    gathered = [torch.empty_like(tensor) for _ in range(num_ranks(group or _CURRENT_GROUP.get()))]
     meet(tensor.nbytes)
     _issue(partial(dist.all_gather, gathered, tensor), group)
     return gathered
@@ -462,7 +462,7 @@ def _all_gather(tensor: Tensor, group: Group) -> list[Tensor]:
 
 def _issue(collective: Callable[..., object], group: Group) -> None:
     """Call a collective, for which everything else is prepared and to which the ranks have come."""
-    group = group or _TOGETHER.get()
+    group = group or _CURRENT_GROUP.get()
     if isinstance(group, OwnGroup):
         group.issue(collective)
     else:

@@ -39,7 +39,7 @@ _TIED = 1e-6  # relative difference of distances up to which they are equal, as 
 _TOPK_LENGTH = 64  # of a row for each of its smallest numbers, below which topk is slower than min
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
-FEW_ROWS = 512
+ALL_PAIRS_ROWS = 512
 """Number of rows among which all distances are computed."""
 
 DUPLICATE_TOLERANCE = 1e-5
@@ -102,7 +102,7 @@ class Neighbors:
     @cached_property
     def _squares(self) -> Tensor | None:
         """All squared distances among few rows; None where products do not tell them."""
-        if not 0 < len(self.every) <= FEW_ROWS:
+        if not 0 < len(self.every) <= ALL_PAIRS_ROWS:
             return None
         squared, is_clear = self._float64.squared_distances(self.every)
         return squared if is_clear else None
@@ -197,7 +197,7 @@ class Neighbors:
         """
         is_all = rows is self.every
         x = self.x if is_all else self.x[rows]
-        if len(rows) <= FEW_ROWS:
+        if len(rows) <= ALL_PAIRS_ROWS:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)

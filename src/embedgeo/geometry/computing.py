@@ -16,7 +16,7 @@ from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
-_MOST_BYTES = 1 << 30
+_EXCHANGE_BYTES = 1 << 30
 # an operation on so many takes about as long as a thread of a busy machine needs to join in
 _FEW_NUMBERS = 2**18
 
@@ -87,7 +87,7 @@ def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[Me
         yield layers
         return
     ends = accumulate(each.num_bytes for each in layers)
-    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _MOST_BYTES):
+    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _EXCHANGE_BYTES):
         yield [layer for layer, _ in some]
 
 

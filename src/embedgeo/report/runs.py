@@ -58,7 +58,7 @@ SETTINGS = {
     "n": "number of rows",
 }
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
-_FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
+_USUAL_SHARE = 0.75  # of those that steps have as a rule: fewer than that make other values
 
 
 ALL_ROWS, ORDINARY = "all rows", "without massive rows"  # what lines and sentences are of
@@ -246,7 +246,7 @@ class Run:
     def few_rows(self, name: str) -> pd.Series:
         """The `rows` of the steps that have far fewer than others."""
         rows = self.rows(name)
-        return rows[rows < _FEW_ROWS * rows.median()]
+        return rows[rows < _USUAL_SHARE * rows.median()]
 
     def comparable(self, means: pd.Series, name: str) -> pd.Series:
         """The means by step that are known, without those of few rows, which are no extremes; given

@@ -12,7 +12,7 @@ from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import (
     FEW_POINTS,
-    FEW_ROWS,
+    ROWS_PER_DIMENSION,
     GAUSSIAN,
     headlines,
     in_order,
@@ -107,7 +107,7 @@ def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
 
 def _few_for_the_spectrum(run: Run) -> pd.Series:
     per_dimension = _values_of(run, "n") / run.widths
-    return per_dimension[(per_dimension < FEW_ROWS) & ("anisotropy" in run.values)]
+    return per_dimension[(per_dimension < ROWS_PER_DIMENSION) & ("anisotropy" in run.values)]
 
 
 def _bias(run: Run) -> pd.Series:
@@ -240,7 +240,7 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Few rows for the spectrum",
-        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
+        f"These layers have fewer than {ROWS_PER_DIMENSION} rows for each dimension: noise alone raises the "
         "anisotropy and lowers the participation ratio; compare with the dashed line.",
         _at_layers(_few_for_the_spectrum, "min", "{:,.3g} rows for each dimension"),
     ),
