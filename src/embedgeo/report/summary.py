@@ -12,8 +12,8 @@ from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import (
     FEW_POINTS,
-    ROWS_PER_DIMENSION,
     GAUSSIAN,
+    ROWS_PER_DIMENSION,
     headlines,
     in_order,
     is_without,
