@@ -240,8 +240,8 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Few rows for the spectrum",
-        f"These layers have fewer than {ROWS_PER_DIMENSION} rows for each dimension: noise alone raises the "
-        "anisotropy and lowers the participation ratio; compare with the dashed line.",
+        f"These layers have fewer than {ROWS_PER_DIMENSION} rows for each dimension: noise alone "
+        "raises the anisotropy and lowers the participation ratio; compare with the dashed line.",
         _at_layers(_few_for_the_spectrum, "min", "{:,.3g} rows for each dimension"),
     ),
     (
