@@ -323,7 +323,8 @@ def value_axis(
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
     scale: Callable[[Any], Array] = np.log10 if is_log else np.asarray
-    ax.set_ylabel(textwrap.fill(term.name + (" (log scale)" if is_log else ""), 36))
+    scaled = " (log\N{NO-BREAK SPACE}scale)" * is_log
+    ax.set_ylabel(textwrap.fill(term.name + scaled, 36))
     first, last = (float(end) for end in scale(np.array([low, high])))
     reach = _REACH * ((last - first) or abs(last) or 1.0)
 

@@ -75,7 +75,8 @@ def assert_readable(data):
             boxes = [label.get_window_extent() for label in labels]
             boxes.sort(key=lambda box, low=low: getattr(box, low))
             assert all(getattr(b, low) >= getattr(a, high) for a, b in pairwise(boxes)), data.name
-            assert axis.get_scale() == "linear" or "log scale" in axis.label.get_text(), data.name
+            label = axis.label.get_text().replace("\N{NO-BREAK SPACE}", " ")
+            assert axis.get_scale() == "linear" or "log scale" in label, data.name
         label = ax.yaxis.label.get_window_extent()
         assert not any(label.overlaps(box.get_window_extent()) for box in figure.legends), data.name
     for text in texts:
