@@ -100,12 +100,12 @@ class Neighbors:
         return Float64Rows.of(self.x)
 
     @cached_property
-    def _squares(self) -> Tensor | None:
-        """All squared distances among few rows; None where products do not tell them."""
+    def _distances(self) -> Tensor | None:
+        """All distances among few rows; None where products do not tell them."""
         if not 0 < len(self.every) <= ALL_PAIRS_ROWS:
             return None
         squared, is_clear = self._float64.squared_distances(self.every)
-        return squared if is_clear else None
+        return squared.sqrt_() if is_clear else None
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
@@ -160,13 +160,13 @@ class Neighbors:
         """
         rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
-        if self._squares is not None:
-            squares = self._squares
+        if self._distances is not None:
+            distances = self._distances
             if rows is not self.every:
-                squares = squares.index_select(0, rows).index_select(1, rows)
+                distances = distances.index_select(0, rows).index_select(1, rows)
             elif apart is not None or together is not None:
-                squares = squares.clone()
-            return _smallest(_exclude(squares, slice(None), apart, together).sqrt(), k)
+                distances = distances.clone()
+            return _smallest(_exclude(distances, slice(None), apart, together), k)
         if together is None or len(rows) <= _WINDOW_ROWS:
             return self._nearest(k, rows, apart, together, far_sighted)
         order, windows = _windows(together)
@@ -358,7 +358,8 @@ class Float64Rows(NamedTuple):
             return Nearest(none, none.long())
         squared, is_clear = self.squared_distances(rows, apart, together)
         if is_clear:
-            return _smallest(squared.sqrt_(), k)
+            nearest, places = _smallest(squared, k)
+            return Nearest(nearest.sqrt(), places)
         sums = self.squares[rows, None] + self.squares
         is_blurred = ~(squared > self._error / _EXACT * sums)
         # a row whose distance is larger than k others may be is none of the k

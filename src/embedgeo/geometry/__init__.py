@@ -210,8 +210,10 @@ class Geometry:
 
     def __repr__(self) -> str:
         num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        layers = listed([layer.name for layer in self.layers], 4)
-        return f"<Geometry of {type(self.model).__name__} at {layers}: {num_rows} rows>"
+        return (
+            f"<Geometry of {type(self.model).__name__} at "
+            f"{listed([layer.name for layer in self.layers], 4)}: {num_rows} rows>"
+        )
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must
