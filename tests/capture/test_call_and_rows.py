@@ -430,6 +430,27 @@ def test_layers_by_name_are_of_the_model_that_has_them():
         observe(both, [lambda m: {"x": block}]).__enter__()
 
 
+class Series(Masked):
+    """Takes numbers, (batch, positions), in place of token ids."""
+
+    def forward(self, x, **masks):
+        return super().forward(self.word.weight[:1] * x[..., None])
+
+
+@pytest.mark.parametrize("name", ["mask", "pad_mask", "target_mask", "valid"])
+def test_masks_of_numbers_are_not_passed_over(name):
+    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
+        measured(Series(), torch.randn(3, 4), **{name: keep})
+    assert measured(Series(), torch.randn(3, 4), attention_mask=keep)["block.01"]["n"] == 9
+
+
+def test_a_mask_of_one_text_without_a_batch_is_refused():
+    ids = torch.arange(7)
+    with pytest.raises(ValueError, match=r"attention_mask, of shape \(7,\), does not tell"):
+        measured(Masked(), ids, attention_mask=ids < 5)
+
+
 class TakesBatch(Small):
     """Takes a batch that has its token ids somewhere inside."""
 

@@ -49,7 +49,7 @@ _PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLN
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, but for what is to be predicted
 # and the like
-_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|target|special)|(\w+_)?head_mask).*(mask|pad).*")
+_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|special)|(\w+_)?head_mask).*(mask|pad).*")
 _NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
@@ -259,7 +259,7 @@ def _padding_of_call(
         mask = arguments.get(name)
         if isinstance(mask, Mapping):  # of transformers, by the kind of attention
             mask = mask.get("full_attention", next(iter(mask.values()), None))
-        if not isinstance(mask, Tensor) or mask.ndim not in (2, 3, 4):
+        if not isinstance(mask, Tensor) or not 0 < mask.ndim < 5:
             continue
         if name == "attention_mask" or any(
             mask.shape == rows or (mask.ndim > 2 and mask.shape[-1] == rows[1])
@@ -290,12 +290,12 @@ def _has_marks(tensor: Tensor) -> bool:
 
 
 def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
-    """(batch, positions) of the arguments that may be token ids or hidden states."""
+    """(batch, positions) of the arguments that may be token ids, numbers or hidden states."""
     others = (each for each in arguments.values() if isinstance(each, Tensor) and each is not mask)
     return [
         each.shape[:2]
         for each in others
-        if each.ndim == (3 if each.is_floating_point() else 2) and each.dtype != torch.bool
+        if each.ndim in (2, 2 + each.is_floating_point()) and each.dtype != torch.bool
     ]
 
 
@@ -319,7 +319,7 @@ def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -
             untold=f"{name} has other values than 0 and 1, as numbers of packed texts are"
         )
     # one that differs between queries, as a causal one does, is of attention
-    is_of_keys = mask.ndim == 2 or bool((mask == mask[..., :1, :]).all())
+    is_of_keys = mask.ndim < 3 or bool((mask == mask[..., :1, :]).all())
     if name == "mask" and is_of_keys and not (is_added and bool((mask < 0).any())):
         return _Padding(untold="mask does not tell whether 1 is padding")
     kept = _padding_mask(mask == 0 if is_added else mask != 0, shape, is_cached=is_cached)
@@ -351,9 +351,11 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
     them, if there is one. None where the mask does not tell them: where
     queries that count differ in more than being causal, or it is triangular itself.
     """
+    if allowed.ndim < 2:
+        return None
     if allowed.ndim == 2:
         ones = torch.ones_like(allowed)
-        is_square = allowed.shape[0] == allowed.shape[1] > 1
+        is_square = len(allowed) == allowed.shape[1] > 1
         is_causal = is_square and any(map(allowed.equal, (ones.tril(), ones.triu())))
         return None if is_causal else allowed
     num_queries, num_keys = allowed.shape[-2:]
