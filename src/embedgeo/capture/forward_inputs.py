@@ -47,8 +47,7 @@ _PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLN
 }
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
-# of others' models any mask may, and whatever has 0 and 1 alone, but for what is to be predicted
-# and the like
+# of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
 _UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|special)|(\w+_)?head_mask).*(mask|pad).*")
 _NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
 # the ends of packed texts, from 0 on
