@@ -245,3 +245,36 @@ def test_weights_that_a_pass_replaces_or_limits_are_put_back_and_one_changed_in_
     named = pytest.raises(ValueError, match=r"'1\.bias' was changed")
     with named, kept_weights(model), torch.no_grad():
         model[1].bias.add_(1)
+
+
+class AsksForItsClass(type(gpt_neox())):
+    """A model whose forward is written with the class of the instance."""
+
+    def forward(self, **batch):
+        assert type(self) is AsksForItsClass
+        return super(type(self), self).forward(**batch)
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_watched_model_is_of_its_own_class_and_copies_call_their_own_forward(has_own):
+    config = gpt_neox().config
+    model, batch = AsksForItsClass(config).eval(), token_batch()
+    if has_own:  # as wrappers of others give it
+        model.forward = type(model).forward.__get__(model)
+    names = set(vars(model)), set(vars(type(model)))
+    with observe(model, "block.02", kept_rows) as geometry, torch.no_grad():
+        twin = copy.deepcopy(model)
+        torch.nn.init.zeros_(twin.get_output_embeddings().weight)
+        assert not twin.forward(**batch).logits.any()
+        assert model.forward(**batch).logits.any()
+        with observe(model, "block.01", kept_rows) as of_other:
+            model(**batch)
+        # as Lightning does while it calls another method by the model's forward
+        model.forward = model.forward
+        model(**batch)
+    assert len(rows_seen(geometry, "block.02")[0]) == 3 * 48
+    assert len(rows_seen(of_other, "block.01")[0]) == 48
+    assert set(vars(model)) - {"forward"} == names[0] - {"forward"}
+    assert set(vars(type(model))) == names[1]
+    assert model.forward.__func__ is AsksForItsClass.forward
+    assert model(**batch).logits.any()

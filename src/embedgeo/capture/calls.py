@@ -7,10 +7,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from copy import copy, deepcopy
-from functools import partial, wraps
-from typing import Any, ClassVar
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from copy import copy
+from functools import partial, update_wrapper, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -29,105 +29,100 @@ _SYNC = "require_forward_param_sync"  # of DDP: the next forward broadcasts the 
 _STATES = "last_hidden_state", "hidden_states"  # names of the one among several outputs
 _TABLES = nn.Embedding, nn.EmbeddingBag
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
-# the ``forward`` inside of what watches it
-_inside: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
+# what calls of watched modules run inside of, by the modules' ids
+_contexts: dict[int, list[CallContext]] = {}
+# what each ``forward`` that watches stands for
+_originals: WeakKeyDictionary[Callable[..., Any], Any] = WeakKeyDictionary()
+# of each class, or module with a ``forward`` of its own, by its id: the watched modules that have
+# its ``forward``, what watches, and what was there before
+_watches: dict[int, tuple[list[nn.Module], Callable[..., Any], Any]] = {}
 
 
 @contextmanager
 def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None]:
     """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside
     another context.
+
+    Meanwhile its class has another ``forward``; where the module has its own, the module has. Other
+    modules of the class, such as copies and replicas of ``nn.DataParallel``, run as they did.
     """
-    if not isinstance(module, _Watched) or module._embedgeo_module() is not module:
-        own: Any = type(module)
-        names = {
-            "__module__": own.__module__,
-            "__qualname__": own.__qualname__,
-            "__doc__": own.__doc__,
-        }
-        state = {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
-        _set_class(module, type(own)(own.__name__, (_Watched, own), names | state))
-    watched: Any = type(module)
-    contexts: list[CallContext] = watched._embedgeo_contexts
+    holder: Any = module if "forward" in vars(module) else type(module)
+    contexts = _contexts.setdefault(id(module), [])
     contexts.append(make_context)
+    if id(holder) not in _watches:
+        original = inspect.getattr_static(holder, "forward")
+        watching = _watching(original) if holder is not module else _OwnForward(module, original)
+        _originals[watching] = original
+        _watches[id(holder)] = [], watching, vars(holder).get("forward")
+        _set_forward(holder, watching)
+    watched, watching, before = _watches[id(holder)]
+    watched.append(module)
     try:
         yield
     finally:
+        watched.remove(module)
+        if not watched:
+            del _watches[id(holder)]
+            if vars(holder).get("forward") is watching:  # and not another one's, set since
+                _set_forward(holder, before)
         contexts.remove(make_context)
-        if not contexts and type(module) is watched and watched.__bases__[0] is _Watched:
-            _set_class(module, watched.__bases__[1])
+        if not contexts:
+            del _contexts[id(module)]
+            # as others have kept it, which set a module's own for a while
+            own = getattr(vars(module).get("forward"), "__func__", None)
+            if own in _originals:
+                _set_forward(module, _originals[own].__get__(module, type(module)))
 
 
-class _Watched:
-    """Mixed into the class of a watched module, not of copies: a property comes before the
-    instance's ``forward``.
+def _watching(original: Any) -> Callable[..., Any]:
+    """The ``forward`` of a class that watches, given the one that it stands for."""
 
-    An attribute of the instance would do for calls, too, but shallow copies and the replicas of
-    ``nn.DataParallel`` share it, and would run the module itself.
+    @wraps(original)
+    def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _run_watched(module, original.__get__(module, type(module)), args, kwargs)
+
+    return watching
+
+
+class _OwnForward:
+    """The ``forward`` of one module that watches; copies and pickles have the one that it stands
+    for.
     """
 
-    _embedgeo_module: ClassVar[ReferenceType[nn.Module]]
-    _embedgeo_contexts: ClassVar[list[CallContext]]
+    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
+        update_wrapper(self, original)
+        self._call = partial(_run_watched, module, original)
+        self._original = original
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the class unknown to the ``__init_subclass__`` of the module's own, which may
-        register it.
-        """
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(args, kwargs)
 
-    @property
-    def forward(self) -> Callable[..., Any]:
-        module: Any = self
-        forward = _unwatched(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
-        is_copy = self._embedgeo_module() is not module
-        if is_copy:
-            return forward
-        contexts = self._embedgeo_contexts  # none are left where others keep this for later
-
-        @wraps(forward)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as stack:
-                for make_context in contexts:
-                    stack.enter_context(make_context(module, args, kwargs))
-                return forward(*args, **kwargs)
-
-        _inside[watched] = forward
-        return watched
-
-    @forward.setter
-    def forward(self, forward: Callable[..., Any]) -> None:
-        self.__dict__["forward"] = _unwatched(forward)
-
-    @forward.deleter
-    def forward(self) -> None:
-        del self.__dict__["forward"]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Make a deep copy of the module's own class, which may say how it is made."""
-        watched = type(self)
-        _set_class(self, watched.__bases__[1])
-        try:
-            return deepcopy(self, memo)
-        finally:
-            _set_class(self, watched)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Make copies and pickles of the module's own class."""
-        own = type(self).__bases__[1]
-        reduced: Any = super().__reduce_ex__(protocol)
-        make, args, *state = reduced
-        if make.__name__ == "__newobj__":  # which pickle refuses for another class
-            make = own.__new__
-        return make, tuple(own if arg is type(self) else arg for arg in args), *state
+    def __reduce__(self) -> Any:
+        return _itself, (self._original,)
 
 
-def _set_class(module: object, cls: type) -> None:
-    """Set a module's class, of which its ``__setattr__`` may tell others."""
-    object.__setattr__(module, "__class__", cls)
+def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
 
-def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` without what watches it; what others wrap around one stays."""
-    return _inside.get(forward, forward)
+def _run_watched(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    with ExitStack() as stack:
+        # none are left where others keep what watches for later
+        for make_context in _contexts.get(id(module), ()):
+            stack.enter_context(make_context(module, args, kwargs))
+        return forward(*args, **kwargs)
+
+
+def _set_forward(holder: Any, forward: Any) -> None:
+    """Set that of a class, or a module's own; None: take it away."""
+    if isinstance(holder, nn.Module):
+        vars(holder)["forward"] = forward
+    elif forward is None:
+        del holder.forward
+    else:
+        holder.forward = forward
 
 
 def arguments_by_name(

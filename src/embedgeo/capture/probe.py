@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -181,8 +181,7 @@ class Probe:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
             for module in () if self.is_stable else self._inputs.outer_modules:
-                with suppress(TypeError):  # of a class whose objects take no other one
-                    stack.enter_context(watched_calls(module, self._undone_if_raised))
+                stack.enter_context(watched_calls(module, self._undone_if_raised))
             for event, hook in self._hooks():
                 module = hook.module
                 if self.is_stable:

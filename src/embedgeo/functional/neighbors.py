@@ -487,7 +487,7 @@ class RoundedRows(NamedTuple):
             needed = k if far_sighted is None or start < far_sighted else min(k, 2)
             guessed, guessed_distances = _guess(x, start, groups, minima, needed)
             limit = self.largest_products(own, guessed_distances.amax(1))
-            of_block.scatter_(1, guessed, torch.inf)
+            of_block[torch.arange(len(guessed), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough
             is_near = minima <= limit[:, None]
             is_crowded = is_near.sum(1) > n // _CROWDED
