@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import (
     eager_mode,
+    every_module_called,
     first_float,
     first_input,
     kept_random_states,
@@ -175,6 +176,7 @@ class _Forward:
         """Run the measured model, or the first of the modules inside that can be run."""
         with ExitStack() as hooks, torch.no_grad(), meta_values():
             hooks.enter_context(eager_mode)
+            hooks.enter_context(every_module_called)
             for table in self.inputs.tables:
                 hooks.enter_context(
                     table.register_forward_hook(self.inputs.record_token_ids, with_kwargs=True)

@@ -109,3 +109,14 @@ def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
     assert steps(callback) == [0, 2]
     assert value(callback, 2, "block.00", "n") == value(callback, 0, "embed", "n") > 0
     assert counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("has_probe", [False, True])
+def test_a_loss_that_is_compiled_beside_a_model_runs_eagerly_and_a_line_says_so(caplog, has_probe):
+    model = gpt_neox(num_hidden_layers=1)
+    loss = torch.compile(lambda logits: logits.mean(), backend="eager")
+    monitor = StepMonitor(model, probe=[token_batch()] if has_probe else None, **OPTIONS)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        run_whole(monitor, 5, lambda: loss(model(**token_batch()).logits).backward(), token_batch())
+    assert caplog.text.count("all that torch.compile has made runs eagerly") == (not has_probe)

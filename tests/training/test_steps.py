@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
 from tests.files import events_of
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
-from tests.training.loops import go_on, loop
+from tests.training.loops import go_on, loop, run_whole
 from tests.training.runs import (
     UserError,
     all_warnings,
@@ -383,3 +384,20 @@ def test_a_step_that_no_optimizer_took_is_not_that_of_the_last_weights():
             optimizer.zero_grad()
     monitor.close()
     assert steps(monitor) == [0, 2]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_teacher_of_torchs_own_layers_gives_the_same_in_measured_steps():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    teacher = nn.TransformerEncoder(layer, 1).eval()
+    model, batch = gpt_neox(num_hidden_layers=1), token_batch()
+    x, padding = torch.randn(4, 12, 16), torch.arange(12).expand(4, -1) > 7
+    outputs = []
+
+    def taught():
+        with torch.no_grad():
+            outputs.append(teacher(x, src_key_padding_mask=padding))
+        model(**batch).logits.mean().backward()
+
+    run_whole(StepMonitor(model, every_n_steps=2, metrics=moments), 2, taught, batch)
+    assert torch.equal(*outputs)

@@ -69,7 +69,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
         if not contexts:
             del _contexts[id(module)]
             # as others have kept it, which set a module's own for a while
-            own = getattr(vars(module).get("forward"), "__func__", None)
+            own: Any = getattr(vars(module).get("forward"), "__func__", None)
             if own in _originals:
                 _set_forward(module, _originals[own].__get__(module, type(module)))
 
@@ -177,31 +177,42 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     return first_float((*args, kwargs.get("hidden_states"), *kwargs.values()))
 
 
-class _EagerMode:
-    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last
+class _Setting:
+    """Context in which a setting of the process is another one; contexts may overlap, and the last
     one ends it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
+        self._change = change
         self._num_open = 0
-        self._settings = ExitStack()
+        self._changed = ExitStack()
 
     def __enter__(self) -> None:
         if not self._num_open:
-            self._settings.enter_context(torch.compiler.set_stance("force_eager"))
-            self._settings.callback(
-                torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-            )
-            torch.backends.mha.set_fastpath_enabled(False)
+            self._changed.enter_context(self._change())
         self._num_open += 1
 
     def __exit__(self, *error: object) -> None:
         self._num_open -= 1
         if not self._num_open:
-            self._settings.close()
+            self._changed.close()
 
 
-eager_mode = _EagerMode()  # of this process
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+
+
+eager_mode = _Setting(partial(torch.compiler.set_stance, "force_eager"))
+"""Context in which nothing runs in compiled graphs."""
+
+every_module_called = _Setting(_without_fast_path)
+"""Context in which torch's transformer layers call their modules in passes without gradients."""
 
 
 @contextmanager

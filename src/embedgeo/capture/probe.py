@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import (
     arguments_by_name,
     eager_mode,
+    every_module_called,
     first_float,
     first_input,
     num_states,
@@ -180,6 +181,8 @@ class Probe:
         with ExitStack() as stack:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
+            if self._no_grad_passes:
+                stack.enter_context(every_module_called)
             for module in () if self.is_stable else self._inputs.outer_modules:
                 stack.enter_context(watched_calls(module, self._undone_if_raised))
             for event, hook in self._hooks():
@@ -227,7 +230,7 @@ class Probe:
         previous, Probe._exclusive = Probe._exclusive, self
         try:
             # other modes than training's: a stable probe would have a graph compiled for them
-            with eager_mode:
+            with eager_mode, every_module_called:
                 yield
         finally:
             Probe._exclusive = previous

@@ -92,6 +92,11 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
+def has_compiled(model: nn.Module) -> bool:
+    """Tell whether the model `is_compiled`, or something has run in a graph in this process."""
+    return is_compiled(model) or torch._dynamo.utils.counters["frames"]["total"] > 0
+
+
 def meta_values() -> AbstractContextManager[Any]:
     """Context in which tensors on the meta device have values, so that a model runs that asks for
     some.

@@ -33,8 +33,8 @@ class GeometryMonitor(Monitor, Callback):
     gradient accumulation. With several optimizers each step of each of them counts, as in
     ``trainer.global_step``; a scheduled step that falls inside a batch is measured, and dated, at
     the start of the next batch. Nothing is measured in validation, test and predict. On a CPU
-    training is bit for bit what it is without the monitor, except that a measured step of a
-    compiled model runs eagerly, unless ``compiled="stable"``.
+    training is bit for bit what it is without the monitor, except that in measured steps
+    what torch.compile has made runs eagerly, a model unless ``compiled="stable"``.
 
     Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
     mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and

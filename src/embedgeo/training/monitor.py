@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
-from embedgeo.capture.torch_names import is_compiled
+from embedgeo.capture.torch_names import has_compiled, is_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import (
@@ -254,6 +254,7 @@ class Monitor(ABC):
         self._sequence_mesh: DeviceMesh | None = None
         self._stage: PipelineStage | None = None
         self._closure_hook: RemovableHandle | None = None
+        self._has_said_eager = False
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -466,11 +467,6 @@ class Monitor(ABC):
                     table_bytes = float(all_reduce_max(own, self._ranks))
                 notes = self.choose_metrics(geometry, table_bytes)
                 self._has_tables = not notes if self._chooses_metrics else None
-            if self.probe is None and is_compiled(geometry.model) and not geometry.probe.is_stable:
-                notes += [
-                    "measured steps run eagerly, with the rounding of eager mode and, where there "
-                    'is dropout, other random numbers: compiled="stable" avoids both.'
-                ]
             planned = plan_sentences(
                 geometry,
                 self.schedule,
@@ -644,6 +640,14 @@ class Monitor(ABC):
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
         probe = self._geometry.probe
+        is_eager = self.probe is None and not probe.is_stable
+        if is_eager and not self._has_said_eager and has_compiled(self._geometry.model):
+            self._has_said_eager = True
+            self._say(
+                "in measured steps all that torch.compile has made runs eagerly, with the rounding "
+                'of eager mode and other random numbers: of a model, compiled="stable" avoids '
+                "both; so does a probe."
+            )
         probe.attach()
         for name in ("token_ids", "mask", "word_ids"):
             function = getattr(self, name)
