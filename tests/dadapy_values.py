@@ -1,4 +1,4 @@
-"""Writes ``dadapy_values.json``: DADApy's dimensions of the rows below, against which
+"""Writes ``dadapy_values.json``: DADApy's TwoNN of the rows below, against which
 `test_dimension.py` holds ours.
 
 DADApy is not among the requirements of the tests. With the version that is noted in the file:
@@ -60,12 +60,10 @@ def main():
 
     values = {}
     for name, x in clouds().items():
-        estimation = IdEstimation(x, maxk=4, verbose=False, n_jobs=1)
+        estimation = IdEstimation(x, maxk=2, verbose=False, n_jobs=1)
         # the other way there, from products, near rows are told too badly apart
         estimation.compute_distances()
-        dimensions, _, _ = estimation.return_id_scaling_gride(range_max=4)
-        twonn = estimation.compute_id_2NN("base")[0]
-        values[name] = {"twonn": twonn, "next_scale": dimensions[1]}
+        values[name] = estimation.compute_id_2NN("base")[0]
     FILE.write_text(json.dumps({"dadapy": version("dadapy"), "values": values}, indent=1) + "\n")
 
 

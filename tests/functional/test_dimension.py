@@ -1,4 +1,4 @@
-"""TwoNN and the next scale, against scikit-dimension, DADApy and loops."""
+"""TwoNN, against scikit-dimension, DADApy and loops."""
 
 import json
 import math
@@ -15,7 +15,6 @@ from embedgeo.functional import (
     merge_duplicates,
     twonn_dimension,
 )
-from embedgeo.functional.dimension import FAR_SIGHTED, next_scale_dimension
 from tests import dadapy_values, references
 from tests.data import gaussian, generator
 
@@ -109,9 +108,7 @@ CLOUDS = dadapy_values.clouds()
 @pytest.mark.parametrize("name", DADAPY)
 def test_values_are_those_of_dadapy(name):
     found = twonn_dimension(torch.from_numpy(CLOUDS[name]), duplicate_tolerance=0)
-    assert found.next_scale == pytest.approx(DADAPY[name]["next_scale"], rel=1e-6)
-    # curve_fit is not exact
-    assert found.dimension == pytest.approx(DADAPY[name]["twonn"], rel=1e-5)
+    assert found.dimension == pytest.approx(DADAPY[name], rel=1e-5)  # curve_fit is not exact
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,6 @@ def test_values_are_those_of_dadapy(name):
 def test_rows_without_ratios_have_no_dimension(x):
     found = twonn_dimension(x)
     assert math.isnan(found.dimension)
-    assert math.isnan(found.next_scale)
 
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
@@ -140,15 +136,3 @@ def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
     )
     assert got.left_out.shape == (4,)
     torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)
-
-
-def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
-    x = gaussian(1500, 4)
-    x[7] = x[1400]  # copies, one of which is among the first
-    found = labelled_dimensions(x, RowLabels(None, None))
-    points = torch.cat((x[:1400], x[1401:]))
-    distances = torch.cdist(points, points).fill_diagonal_(torch.inf).topk(4, largest=False).values
-    assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
-    log_mu = (distances[:, 3] / distances[:, 1]).log()
-    of_first = next_scale_dimension(log_mu[:FAR_SIGHTED])
-    assert found.every.next_scale == pytest.approx(of_first, rel=1e-6)

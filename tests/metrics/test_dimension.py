@@ -15,7 +15,6 @@ KEYS = {
     *(
         "intrinsic_dimension",
         "intrinsic_dimension_std",
-        "intrinsic_dimension_next_scale",
         "duplicate_fraction",
         "mean_cosine_without_top_dim",
     ),

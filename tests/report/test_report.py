@@ -216,6 +216,13 @@ def test_numbers_that_break_off_are_a_flag_and_those_that_were_never_there_are_n
     assert raised(tmp_path)["Missing numbers"] == missing
 
 
+def test_a_dimension_that_no_surface_has_is_a_flag(tmp_path):
+    dimensions = {"embed": 0.34, "block.00": 0.99, "block.01": 1.2}
+    changes = {(8, layer, "intrinsic_dimension"): d for layer, d in dimensions.items()}
+    make_sweep(tmp_path, (0, 8), 2, metrics=("n_points", "intrinsic_dimension"), changes=changes)
+    assert raised(tmp_path)["Near copies in the intrinsic dimension"] == ["embed: 0.34 at step 8"]
+
+
 def test_whatever_ends_it_the_earlier_report_stays(plain, tmp_path):
     def fails(fault, words):
         broken = mock.patch("pandas.DataFrame.to_csv", side_effect=fault)

@@ -1,7 +1,6 @@
 """Intrinsic dimension of the distinct rows: by TwoNN, or by any estimator of scikit-dimension.
 
-Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (the next scale); Razzhigaev et al. 2024
-(arXiv 2311.05928) for embeddings.
+Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) for embeddings.
 """
 
 import math
@@ -22,19 +21,8 @@ from embedgeo.functional.neighbors import (
 DISCARD_FRACTION = 0.1
 """Share of the largest ratios that TwoNN does not use, unless given."""
 
-FAR_SIGHTED = 1024
-"""Number of rows, the first ones, whose third and fourth neighbours are used, too: enough for a
-dimension to 2 %.
-"""
-
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
-# a step of Newton's method, relative, after which less than the square of it is left of the error
-_CONVERGED = 1e-5
-# at most, of Newton's method, which is within a factor of 2 after its first step and squares the
-# relative error
-_ITERATIONS = 12
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
 
 
 class GlobalEstimator(Protocol):
@@ -53,8 +41,6 @@ class DimensionEstimate(NamedTuple):
     num_points: int  # number of distinct points
     # the estimates without the points of each group, shape (G,), float64; None if unknown
     left_out: Tensor | None = None
-    # see `next_scale_dimension`; of TwoNN alone
-    next_scale: float = math.nan
 
 
 def twonn_dimension(
@@ -71,10 +57,6 @@ def twonn_dimension(
     scikit-dimension 0.5 has it, too, with one ratio fewer where rounding makes the product less
     than an integer.
 
-    Beside it stands the dimension at the next scale, of at most 1,024 of the points: where some
-    have near copies, TwoNN sees the distance to the copy, and is far lower: see
-    `next_scale_dimension`.
-
     Args:
         x: shape (n, d), any floating dtype, finite.
         discard_fraction: share of the largest ratios that are not used, in (0, 1).
@@ -85,11 +67,8 @@ def twonn_dimension(
         use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
         overflows or vanishes.
     """
-    # so that the first rows are spread evenly over all
-    every = torch.arange(len(x), dtype=torch.float64, device="cpu")
-    order = (every * _GOLDEN % 1).argsort().to(x.device)
     estimate = labelled_dimensions(
-        x[order],
+        x,
         RowLabels(),
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
@@ -101,26 +80,19 @@ def twonn_dimension(
 def _twonn_estimate(
     distances: Tensor, group: Tensor, num_groups: int, discard_fraction: float
 ) -> DimensionEstimate:
-    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
-    points' groups.
-    """
-    num_points, k = distances.shape
-    first, second = distances[:, 0], distances[:, 1]
+    """TwoNN from the distances of points to their two nearest, shape (N, 2), and their groups."""
+    num_points = len(distances)
+    first, second = distances.unbind(1)
     log_mu, order = (second / first).log().sort()
     is_known = num_points > 2 and bool((first > 0).all() & second.isfinite().all())
     if not is_known:
         log_mu, order = log_mu[:0], order[:0]
-    next_scale = math.nan
-    if is_known and k > 3:
-        of_first = distances[:FAR_SIGHTED]
-        next_scale = next_scale_dimension((of_first[:, 3] / of_first[:, 1]).log())
     in_order = group[order]
     left_out = [_rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)]
     return DimensionEstimate(
         _rate_of_ratios(log_mu, discard_fraction),
         num_points,
         distances.new_tensor(left_out),
-        next_scale,
     )
 
 
@@ -170,46 +142,6 @@ def estimated_dimension(
             estimator.fit(points.double().cpu().numpy())
             dimension = float(estimator.dimension_)
     return DimensionEstimate(dimension, len(points))
-
-
-def next_scale_dimension(log_mu: Tensor) -> float:
-    """The most likely dimension, given the log ratios of the distances to the neighbours of rank 4
-    and 2, shape (N,): GRIDE at scale 2 (Denti et al. 2022).
-
-    It is the d for which μ^-d has the law Beta(2, 2), as it has where the density is constant up to
-    the fourth neighbour; with N - 1 in place of N, and without the ratios above their median by
-    more than 20 times the distance from it to their 95th percentile, which are those of near
-    copies. Both as in DADApy.
-
-    The derivative of the log likelihood, times d, is (N - 1) + d Σ share - 3 d Σ log μ, where
-    share = log μ / (1 - μ^-d), 1/d where μ is 1. It is positive at 0, convex in d, and falls by
-    2 Σ log μ to 3 Σ log μ for each 1 of d. So Newton's
-    method, which starts at the d of which Σ log μ is the expected one, has a positive d after its
-    first step, and from then on comes nearer from below.
-
-    Returns:
-        The estimate; NaN of fewer than two ratios, or where all are 1.
-    """
-    if len(log_mu) < 2:
-        return math.nan
-    mu = log_mu.exp()
-    middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
-    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
-    n = len(used)
-    total = float(used.sum())
-    if n < 2 or not _EQUAL * n < total < math.inf:
-        return math.nan
-    d = n * (1 / 2 + 1 / 3) / total
-    for _ in range(_ITERATIONS):
-        negative = torch.expm1(-d * used)  # μ^-d - 1
-        share = torch.where(negative < 0, used / -negative, 1 / d)
-        sum_of_shares = float(share.sum())
-        slope = sum_of_shares - d * float(share.square() @ (1 + negative)) - 3 * total
-        step = (n - 1 + d * (sum_of_shares - 3 * total)) / slope
-        d -= step
-        if abs(step) < _CONVERGED * d:
-            break
-    return d
 
 
 class RowLabels(NamedTuple):
@@ -297,7 +229,7 @@ def labelled_dimensions(
     if between_alone:
         return LabelledEstimates(None, between)
     others = sequences if apart else None
-    every = rows.nearest(4, points, others, far_sighted=FAR_SIGHTED)
+    every = rows.nearest(2, points, others)
     of_all = estimated(every.distances, point_groups(group, place, len(points)))
     within = None
     if types is not None and sequences is not None:

@@ -145,7 +145,6 @@ class Neighbors:
         rows: Tensor | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
-        far_sighted: int | None = None,
     ) -> Nearest:
         """Find the k nearest of some rows among these.
 
@@ -154,9 +153,6 @@ class Neighbors:
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `two_nearest_distances`.
             together: labels of all rows.
-            far_sighted: number of rows, the first ones, of which all k are needed. Of the others
-                only the two nearest are sure; what stands behind these may be NaN, or rows that are
-                not the next ones. Default: all.
         """
         rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
@@ -168,7 +164,7 @@ class Neighbors:
                 distances = distances.clone()
             return _smallest(_exclude(distances, slice(None), apart, together), k)
         if together is None or len(rows) <= _WINDOW_ROWS:
-            return self._nearest(k, rows, apart, together, far_sighted)
+            return self._nearest(k, rows, apart, together)
         order, windows = _windows(together)
         of_windows = [
             self._nearest(
@@ -189,7 +185,6 @@ class Neighbors:
         rows: Tensor,
         apart: Tensor | None,
         together: Tensor | None,
-        far_sighted: int | None = None,
     ) -> Nearest:
         """Find the k nearest of these rows among each other; labels are theirs.
 
@@ -201,7 +196,7 @@ class Neighbors:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(x, k, apart, far_sighted)
+        nearest, is_known = rounded.nearest(x, k, apart)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
             exact = Float64Rows.of(x).nearest(pending, k, apart)
@@ -448,11 +443,8 @@ class RoundedRows(NamedTuple):
             _products(left, self.values[first:], length, out[:, first:])
         out[:, rows].fill_diagonal_(torch.inf)
 
-    def nearest(
-        self, x: Tensor, k: int, apart: Tensor | None, far_sighted: int | None
-    ) -> tuple[Nearest, Tensor]:
-        """Find the k nearest of each row, given the rows as they were, shape (n, d);
-        ``far_sighted`` as in `Neighbors.nearest`.
+    def nearest(self, x: Tensor, k: int, apart: Tensor | None) -> tuple[Nearest, Tensor]:
+        """Find the k nearest of each row, given the rows as they were, shape (n, d).
 
         Returns:
             The nearest, and marks of the rows for which they are known.
@@ -484,8 +476,7 @@ class RoundedRows(NamedTuple):
             _exclude(of_block[:, :n], own, apart)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
-            needed = k if far_sighted is None or start < far_sighted else min(k, 2)
-            guessed, guessed_distances = _guess(x, start, groups, minima, needed)
+            guessed, guessed_distances = _guess(x, start, groups, minima, k)
             limit = self.largest_products(own, guessed_distances.amax(1))
             of_block[torch.arange(len(guessed), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -28,7 +29,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
 
@@ -130,18 +130,6 @@ _TERMS = {
             is_drawn=False,
         ),
     ),
-    **in_group(
-        "more",
-        705,
-        intrinsic_dimension_next_scale=Term(
-            "intrinsic dimension at the next scale",
-            "dimensions, GRIDE, neighbours 2 and 4",
-            "As TwoNN, from neighbours that are a little farther away. Where it is far larger, "
-            "rows have near copies, which pull TwoNN down.",
-            ranges=True,
-            is_drawn=False,
-        ),
-    ),
 }
 
 _TERMS["mean_cosine_without_top_dim"] = Term(
@@ -161,8 +149,7 @@ class IntrinsicDimension(GeometryMetric):
     ``compute()`` returns float64 scalars: ``intrinsic_dimension``, the mean over batches of
     ``batch_size`` rows (one smaller batch where fewer rows were seen; NaN for fewer than three
     distinct rows); ``intrinsic_dimension_std`` over batches (NaN for one);
-    ``intrinsic_dimension_next_scale``, from neighbours 2 and 4 of at most 1,024 rows of each batch,
-    far larger where rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the
+    ``duplicate_fraction``, the
     share of rows left out because they equal another one, exactly or but for rounding;
     ``n_points``, the number of distinct rows in all batches.
 
@@ -173,8 +160,7 @@ class IntrinsicDimension(GeometryMetric):
     their own type and sequence, ``same_type_neighbors`` and ``same_sequence_neighbors``, beside
     what random neighbours would give, ``…_null``.
 
-    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022
-    (GRIDE).
+    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928).
 
     Args:
         dim: d, the width of the embeddings.
@@ -274,7 +260,9 @@ class IntrinsicDimension(GeometryMetric):
         num_points = rows.measured.get("n_points", rows.n)
         return {
             **rows.simulated(
-                _OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim, 1), num_points
+                ("intrinsic_dimension",),
+                lambda n, dim: _gaussian_twonn(_power(n), dim, 1),
+                num_points,
             ),
             # of as many rows in all, however many types there are
             **rows.simulated(
@@ -363,9 +351,6 @@ class IntrinsicDimension(GeometryMetric):
             if not infix:
                 unknown = dimensions.new_tensor(torch.nan)
                 values["intrinsic_dimension_std"] = dimensions.std() if len(each) > 1 else unknown
-                if self.estimator == "twonn":
-                    next_scale = dimensions.new_tensor([estimate.next_scale for estimate in each])
-                    values["intrinsic_dimension_next_scale"] = next_scale.mean()
                 values["duplicate_fraction"] = 1 - num_points / num_rows if num_rows else unknown
             values[f"n_points{infix}"] = num_points
         for key in ("same_type", "same_sequence"):
@@ -466,9 +451,5 @@ def _gaussian_twonn(power: int, dim: int, num_clouds: int) -> dict[str, float]:
     """The mean over clouds of 2**power rows."""
     generator = torch.Generator().manual_seed(0)
     clouds = (torch.randn(2**power, dim, generator=generator) for _ in range(num_clouds))
-    estimates = [
-        (each.dimension, each.next_scale, each.dimension) for each in map(twonn_dimension, clouds)
-    ]
-    means = torch.tensor(estimates, dtype=torch.float64).mean(0).tolist()
-    keys = *_OF_TWONN, *_BETWEEN
-    return {key: float(f"{mean:.4g}") for key, mean in zip(keys, means, strict=True)}
+    mean = fmean(twonn_dimension(cloud).dimension for cloud in clouds)
+    return dict.fromkeys(("intrinsic_dimension", *_BETWEEN), float(f"{mean:.4g}"))

@@ -223,8 +223,7 @@ class TokenMoments(GeometryMetric):
         regression_count_range: tuple[int, int] = REGRESSION_COUNT_RANGE,
         **kwargs: Any,
     ) -> None:
-        # "own" was an argument of earlier versions, whose digest is kept
-        super().__init__(dim, count_range, regression_count_range, "own", **kwargs)
+        super().__init__(dim, count_range, regression_count_range, **kwargs)
         for name, bounds in (
             ("count_range", count_range),
             ("regression_count_range", regression_count_range),

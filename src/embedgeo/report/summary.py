@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
-from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import (
     FEW_POINTS,
     GAUSSIAN,
@@ -25,8 +24,7 @@ from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
-# factor by which the dimensions of two scales differ where more than the scale tells them apart
-OTHER_DIMENSION = 1.5
+TWONN_SPREAD = 1.2  # standard error of TwoNN of N points, relative, times the root of N
 # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 BIAS = 0.02
 _UNKNOWN = "–"
@@ -141,20 +139,10 @@ def _moved(kind: str, run: Run) -> list[str]:
 
 
 def _near_copies(run: Run) -> list[str]:
-    keys = ("intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points")
-    dimension, at_next, num_points = (_values_of(run, key) for key in keys)
-    error = np.sqrt(
-        (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
-    )
-    # where TwoNN is the larger one, near copies are not the cause
-    factor = at_next / dimension
-    far = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
-    worst: Any = far.groupby("layer").idxmax().reindex(run.layers).dropna()
-    return [
-        f"{layer}: {dimension[at]:.3g}, and {at_next[at]:.3g} at the next scale"
-        f"{_at_step(run, at[0])}"
-        for layer, at in worst.items()
-    ]
+    dimension, num_points = (_values_of(run, key) for key in ("intrinsic_dimension", "n_points"))
+    low = dimension[dimension * (1 + 3 * TWONN_SPREAD / np.sqrt(num_points)) < 1]
+    worst: Any = low.groupby("layer").idxmin().reindex(run.layers).dropna()
+    return [f"{layer}: {low[at]:.2g}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
 
 def _gaps(run: Run) -> list[str]:
@@ -224,10 +212,9 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Near copies in the intrinsic dimension",
-        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
-        f"than three standard errors and a factor of {OTHER_DIMENSION}: near copies, as of one "
-        "token in one place, pull TwoNN down, although they count as distinct. Read the next "
-        "scale.",
+        "The dimension of all rows is below 1 by more than three standard errors, and no surface "
+        "has that: near copies, as of one token in one place, pull TwoNN down, although they count "
+        "as distinct. Read the dimension between tokens.",
         _near_copies,
     ),
     *(
