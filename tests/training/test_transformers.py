@@ -1,7 +1,9 @@
 """GeometryCallback in a real transformers.Trainer."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pandas as pd
 import pytest
@@ -134,6 +136,19 @@ def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path)
     last.load_state_dict(type(last).from_pretrained(tmp_path / "checkpoint-6").state_dict())
     expected = in_one_process(last, held_out(), metrics=moments)
     assert_same_values(by_step(callback.history)[6], expected, rel=1e-6)
+
+
+def test_a_trainer_is_freed_as_soon_as_nobody_has_it(tmp_path):
+    trainer = hf_trainer(tmp_path, GeometryCallback(2), GeometryCallback(3, prefix="other"))
+    freed = weakref.ref(trainer)
+    trainer.train()
+    gc.collect()  # what transformers itself leaves in cycles
+    gc.disable()
+    try:
+        del trainer
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 class ActsOnLogs(hf.TrainerCallback):

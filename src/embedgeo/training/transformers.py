@@ -148,7 +148,9 @@ class GeometryCallback(Monitor, TrainerCallback):
         step: Any = self._trainer.training_step
         while hasattr(step, "inside"):  # those of all callbacks: the others stop now, too
             step = step.inside
-        self._trainer.training_step = step  # type: ignore[method-assign]
+        vars(self._trainer).pop("training_step", None)
+        if self._trainer.training_step != step:  # an instance's own
+            self._trainer.training_step = step  # type: ignore[method-assign]
         del self._trainer
 
     def _set_train_mode(self) -> None:
