@@ -3,6 +3,7 @@ process.
 """
 
 import pytest
+import torch
 
 from embedgeo import Drift, StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
@@ -111,6 +112,13 @@ def test_each_rank_may_have_experts_of_its_own_inside_of_blocks_that_are_measure
         assert by_step(first[name])[0]["block.01"]["n"] == rows
     for outcome in (first, second):
         assert "must have the same modules on every rank" in outcome["each"]
+
+
+def test_a_probe_leaves_the_wrapper_that_it_runs_as_it_was(two):
+    for rank in two:
+        plain, probed = rank["by its wrapper"]
+        for name, value in plain.items():
+            assert torch.equal(value, probed[name]), name
 
 
 def test_one_rank_alone_prints_what_is_measured(two):

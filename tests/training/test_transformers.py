@@ -1,7 +1,9 @@
 """GeometryCallback in a real transformers.Trainer."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pandas as pd
 import pytest
@@ -83,20 +85,50 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
 
 
-def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
-    saved = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    callback = GeometryCallback(100, probe=held_out(), metrics=moments, on_error="raise")
+class RenamesLogs(hf.Trainer):
+    def log(self, logs, *args, **kwargs):
+        super().log({f"own/{name}": value for name, value in logs.items()}, *args, **kwargs)
+
+
+class OfPrinter(hf.TrainerCallback):
+    """Takes a value out of the last log, as the callback that prints logs does."""
+
+    def on_log(self, args, state, control, logs=None, **_):
+        logs.pop("total_flos", None)
+
+
+BEST_AT_END = {
+    "max_steps": 6,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+    "greater_is_better": True,  # the worst: the one after two steps
+    "learning_rate": 1e-2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+}
+
+
+def test_the_end_is_known_where_logs_have_other_names(tmp_path):
+    callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path, callback, kind=RenamesLogs).train()
+    assert n_at(callback) == {0: 2 * BATCH, 3: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
+
+
+def test_the_best_weights_are_not_taken_for_the_last_ones(tmp_path):
+    callback = GeometryCallback(100, metrics=moments)
     trainer = hf_trainer(
-        tmp_path,
-        callback,
-        eval_dataset=rows(4),
-        max_steps=6,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        greater_is_better=True,  # the worst: the one after two steps
-        learning_rate=1e-2,
-        **saved,
+        tmp_path, callback, kind=RenamesLogs, eval_dataset=rows(4), **BEST_AT_END
     )
+    with pytest.warns(UserWarning, match="last step, 6, are not measured.*best ones"):
+        trainer.train()
+    assert steps(callback) == [0]
+
+
+def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
+    callback = GeometryCallback(100, probe=held_out(), metrics=moments, on_error="raise")
+    trainer = hf_trainer(tmp_path, OfPrinter(), callback, eval_dataset=rows(4), **BEST_AT_END)
     trainer.train()
     assert steps(callback) == [0, 6]
     assert trainer.state.best_global_step == 2
@@ -104,6 +136,19 @@ def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path)
     last.load_state_dict(type(last).from_pretrained(tmp_path / "checkpoint-6").state_dict())
     expected = in_one_process(last, held_out(), metrics=moments)
     assert_same_values(by_step(callback.history)[6], expected, rel=1e-6)
+
+
+def test_a_trainer_is_freed_as_soon_as_nobody_has_it(tmp_path):
+    trainer = hf_trainer(tmp_path, GeometryCallback(2), GeometryCallback(3, prefix="other"))
+    freed = weakref.ref(trainer)
+    trainer.train()
+    gc.collect()  # what transformers itself leaves in cycles
+    gc.disable()
+    try:
+        del trainer
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 class ActsOnLogs(hf.TrainerCallback):

@@ -249,17 +249,32 @@ def kept_state(model: nn.Module) -> Iterator[None]:
     and the tensors, containers, generators and other modules in them.
 
     Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
-    that are not made ready yet. Of DDP's the one attribute is put back that a pass changes.
+    that are not made ready yet. Of DDP's the one attribute is put back that a pass changes, also of
+    a wrapper around the model that is called meanwhile.
     """
     undo: dict[int, Callable[[], object]] = {}
-    pending: list[Any] = [model]
-    while pending:
-        value = pending.pop()
-        if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
-            undo[id(value)] = put_back
+
+    def keep(module: nn.Module) -> None:
+        pending: list[Any] = [module]
+        while pending:
+            value = pending.pop()
+            if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
+                undo[id(value)] = put_back
+
+    keep(model)
+    wrappers: Any = DistributedDataParallel
+    forward = wrappers.forward
+
+    @wraps(forward)
+    def kept(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        keep(wrapper)
+        return forward(wrapper, *args, **kwargs)
+
     try:
+        wrappers.forward = kept
         yield
     finally:
+        wrappers.forward = forward
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()

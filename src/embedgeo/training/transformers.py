@@ -5,16 +5,17 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
+from embedgeo.training.weights import some_weights, states
 
 _INTEGRATIONS = "transformers.integrations."
 
@@ -47,6 +48,9 @@ class GeometryCallback(Monitor, TrainerCallback):
     """
 
     _trainer: Trainer  # while it trains
+    _is_over: bool  # as the last log has told
+    _watched: Sequence[Tensor]  # a few parameters
+    _left: list[object]  # their states after the last step
     _tag_start = "train/"
 
     @property
@@ -74,6 +78,8 @@ class GeometryCallback(Monitor, TrainerCallback):
             folder=Path(args.output_dir) if args.output_dir else None,
             batches_a_step=args.gradient_accumulation_steps,
         )
+        self._is_over = False
+        self._watched = some_weights(trainer.model)
         self._start(run, state.global_step)
         self._trainer = trainer
         self._wrap_training_step(trainer)
@@ -82,6 +88,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._after_batch(state.global_step)
+        self._left = states(self._watched)
         # as JSON in a checkpoint, which cannot hold what listeners have
         kept = {name: value for name, value in self._state().items() if name != "listeners"}
         saved: Any = state.stateful_callbacks
@@ -93,14 +100,27 @@ class GeometryCallback(Monitor, TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # other logs have the first, too, where the Trainer counts tokens
-        is_last = {"train_runtime", "total_flos"} <= {*kwargs.get("logs", ())}
-        if self._run is not None and is_last:
+        if self._run is not None and "train_steps_per_second" in kwargs.get("logs", ()):
             # the weights are still the last ones: the best model may be loaded after this
+            self._is_over = True
             self._finish(state.global_step)
 
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._run is not None and not self._is_over:
+            self._finish(state.global_step)
         self._stop()
+
+    def _why_not_last(self, step: int) -> str:
+        if self._is_over or (self._watched and states(self._watched) == self._left):
+            return ""
+        self._warn(
+            f"the weights of the last step, {step}, are not measured, because others, such as the "
+            "best ones, may have been put in their place since: no log has told the end of "
+            "training. Leave train_steps_per_second in what Trainer.log is given."
+        )
+        return "other weights"
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
         """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an
@@ -128,7 +148,9 @@ class GeometryCallback(Monitor, TrainerCallback):
         step: Any = self._trainer.training_step
         while hasattr(step, "inside"):  # those of all callbacks: the others stop now, too
             step = step.inside
-        self._trainer.training_step = step  # type: ignore[method-assign]
+        vars(self._trainer).pop("training_step", None)
+        if self._trainer.training_step != step:  # an instance's own
+            self._trainer.training_step = step  # type: ignore[method-assign]
         del self._trainer
 
     def _set_train_mode(self) -> None:
