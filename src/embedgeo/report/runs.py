@@ -28,7 +28,7 @@ from embedgeo.results.parquet import (
     monitored_runs,
     read_table,
 )
-from embedgeo.results.records import MEANS, MODEL
+from embedgeo.results.records import MEANS, MODEL, is_of_model
 
 _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
@@ -293,7 +293,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     are_means = records["layer"].isin(MEANS) & (records["layer_index"] < 0)
     means = drawable(_wide(records[are_means], ["step", "layer"]))
     records = records[~are_means]
-    of_model = records["layer"] == MODEL
+    of_model = is_of_model(records)
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
@@ -388,7 +388,7 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
     has_steps = "step" in records
     defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
     layers = records["layer"]
-    defaults["layer_index"] = pd.factorize(layers.mask(layers.isin(MEANS)))[0]
+    defaults["layer_index"] = pd.factorize(layers.mask(layers.isin({*MEANS, MODEL})))[0]
     records = records.assign(
         **{name: value for name, value in defaults.items() if name not in records}
     )
