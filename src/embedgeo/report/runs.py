@@ -461,8 +461,6 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     """The settings that the values of a model depend on, and the text, as the manifest has them."""
     manifest = sweep.manifest()
     asked = dict(manifest.get("asked", {}))
-    if isinstance(asked.get("metrics"), list):  # of `Geometry.save`, which has them in another form
-        del asked["metrics"]
     text = manifest.get("text", {})
     of_model = text if "sha256" in text else text.get(model, {})
     used = of_model.get("num_tokens", 0)
