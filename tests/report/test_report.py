@@ -136,6 +136,8 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     loss = page.numbers("training-loss-small", "step").iloc[:, 0]
     assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
     assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
+    kept = file.path.rename(tmp_path / "history.1.parquet")
+    assert [run.of_model("training_loss").to_dict() for run in read_runs([kept])] == [{}]
 
 
 def test_a_layer_called_model_is_a_layer(tmp_path):

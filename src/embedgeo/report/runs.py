@@ -437,7 +437,9 @@ def _monitored(monitored: MonitoredRun) -> Run:
     """The run of a monitor, with the loss of its training where the loop has logged it."""
     run = make_run(monitored.name, monitored.records)
     path = monitored.path
-    loss = pd.Series(read_training_loss(path.parent), dtype=float)
+    # of runs that logged their loss into one folder, the last one's is read
+    is_kept = Path(path.stem).suffix[1:].isdigit()
+    loss = pd.Series({} if is_kept else read_training_loss(path.parent), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(
