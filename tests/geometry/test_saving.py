@@ -191,7 +191,7 @@ def saved(tmp_path_factory):
         ({"rows": "mean"}, "rows was 'tokens', is 'mean'"),
         ({"ignore_token_ids": [4]}, r"ignore_token_ids was \[\], is \[4\]"),
         ({"jackknife": 2}, "jackknife was 0, is 2"),
-        ({"metrics": partial(metrics, seed=1)}, "metrics was "),
+        ({"metrics": partial(metrics, seed=1)}, "IntrinsicDimension was "),
     ],
 )
 def test_results_of_other_settings_are_refused(saved, options, named):

@@ -66,7 +66,10 @@ UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 
 def fixed(*rows: tuple[int, str, str, float]) -> pd.DataFrame:
     """Records of step, layer, metric and value."""
-    whole = [(step, layer, i, 4, key, x, 0.1) for i, (step, layer, key, x) in enumerate(rows)]
+    whole = [
+        (step, layer, -1 if key == "loss" else i, 4, key, x, 0.1)
+        for i, (step, layer, key, x) in enumerate(rows)
+    ]
     return pd.DataFrame(whole, columns=COLUMNS)
 
 

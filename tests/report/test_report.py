@@ -17,6 +17,7 @@ from embedgeo.report.comparison import compare_dynamics
 from embedgeo.report.runs import read_runs
 from embedgeo.report.summary import flags, overview
 from embedgeo.results.parquet import HistoryFile
+from embedgeo.results.records import model_record
 from tests.files import contents
 from tests.records import layer_records
 from tests.report.page import report
@@ -135,6 +136,18 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     loss = page.numbers("training-loss-small", "step").iloc[:, 0]
     assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
     assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
+    kept = file.path.rename(tmp_path / "history.1.parquet")
+    assert [run.of_model("training_loss").to_dict() for run in read_runs([kept])] == [{}]
+
+
+def test_a_layer_called_model_is_a_layer(tmp_path):
+    file = HistoryFile(tmp_path)
+    loss = {"step": 0, **model_record("loss", 3.0)}
+    file.add([*layer_records(0, layers=("model", "block.00")), loss])
+    file.close()
+    (run,) = read_runs([tmp_path])
+    assert run.table("V").to_dict("list") == {"model": [1.0], "block.00": [1.0]}
+    assert run.model.to_dict("list") == {"loss": [3.0]}
 
 
 def test_the_loss_in_folders_inside_that_of_the_history_is_not_the_runs_own(tmp_path):

@@ -193,8 +193,8 @@ def test_another_model_or_layer_at_later_steps_is_no_continuation_unless_a_state
     assert "earlier run, with another set of layers or widths, is kept in" in caplog.text
 
 
-def test_a_prefix_is_no_number_which_would_name_an_earlier_runs_history(tmp_path):
-    for prefix in ("1", "a.20"):
+def test_a_prefix_names_no_history_of_an_earlier_run_or_another_monitor(tmp_path):
+    for prefix in ("1", "a.20", "", "..", ".a", "a."):
         with pytest.raises(ValueError, match=rf"^prefix must not .* number; got '{prefix}'\."):
             StepMonitor(small_model(), folder=tmp_path, prefix=prefix)
     for prefix in ("a1", "1a", "1.a"):

@@ -157,6 +157,8 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
+        weights = measured_model(self.model).parameters()
+        dtypes = [str(weight.dtype) for weight in weights if weight.is_floating_point()]
         self.settings: dict[str, Any] = {
             "layers": export.recorded_layers(layers),
             "rows": rows,
@@ -165,6 +167,7 @@ class Geometry:
             "massive": massive_times(skip_massive, massive),
             "skip_massive": bool(skip_massive),
             "jackknife": jackknife,
+            "dtype": "".join(dtypes[:1]).removeprefix("torch."),
         }
         self.device = state_device(device or weights_device(self.model))
         self._stage_group = stage_group
@@ -315,10 +318,9 @@ class Geometry:
             "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
             **({"has_step": "false"} if step is None else {}),
         }
-        (first, *_) = self.measured_layers()
         settings = {
             **self.settings,
-            "metrics": export.recorded_metrics(first.metrics),
+            **self.origin_of_metrics(),
             "save_samples": save_samples,
             "token_tables": token_tables,
         }
@@ -336,8 +338,7 @@ class Geometry:
     def origin_of_metrics(self) -> dict[str, str]:
         """The classes of the metrics, with digests of their arguments, once they have seen rows."""
         metrics = next(iter(self._metrics.values()), None)
-        recorded = [] if metrics is None else export.recorded_metrics(metrics)
-        return {name: digest for name, _, digest in (each.partition(" ") for each in recorded)}
+        return {} if metrics is None else export.recorded_metrics(metrics)
 
     def origin(self) -> dict[str, str]:
         """Model, settings and versions that the values depend on, as histories record them."""
@@ -345,16 +346,9 @@ class Geometry:
         model = str(
             getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__
         )
-        dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
-        kept = {
-            key: str(value)
-            for key, value in self.settings.items()
-            if key not in ("layers", "jackknife")
-        }
         return {
             "model": model,
-            **kept,
-            "dtype": "".join(dtypes[:1]).removeprefix("torch."),
+            **{key: str(value) for key, value in self.settings.items()},
             "definitions": str(DEFINITIONS),
             "embedgeo": __version__,
             "torch": str(torch.__version__),

@@ -76,17 +76,19 @@ def layer_sample(metrics: LayerMetrics, *, kept: bool = False) -> LayerSample | 
     return LayerSample(**held) if held else None
 
 
-def recorded_metrics(layer: LayerMetrics) -> list[str]:
-    """A choice of metrics as it is recorded: by those made for a layer."""
-    metrics = list[str]()
+def recorded_metrics(layer: LayerMetrics) -> dict[str, str]:
+    """The metrics of a layer as they are recorded: digests of their arguments, by class."""
+    digests = dict[str, str]()
     for metric in layer.whole.metrics:
-        digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
-        metrics.append(f"{type(metric).__name__} {digest}".strip())
-    return metrics
+        name = type(metric).__name__
+        is_own = isinstance(metric, GeometryMetric)
+        digest = bytes(metric.settings.tolist()).hex() if is_own else type(metric).__module__
+        digests[name] = f"{digests.get(name, '')} {digest}".strip()
+    return digests
 
 
-def recorded_layers(layers: Any) -> Any:
+def recorded_layers(layers: Any) -> str:
     """A choice of layers as it is recorded: functions by their names."""
-    if isinstance(layers, list | tuple):
-        return [recorded_layers(each) for each in layers]
+    if isinstance(layers, list | tuple | Mapping):
+        return ", ".join(map(recorded_layers, layers))
     return layers if isinstance(layers, str) else getattr(layers, "__qualname__", repr(layers))

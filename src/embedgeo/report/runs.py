@@ -28,7 +28,7 @@ from embedgeo.results.parquet import (
     monitored_runs,
     read_table,
 )
-from embedgeo.results.records import MEANS, MODEL
+from embedgeo.results.records import MEANS, MODEL, is_of_model
 
 _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
@@ -293,7 +293,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     are_means = records["layer"].isin(MEANS) & (records["layer_index"] < 0)
     means = drawable(_wide(records[are_means], ["step", "layer"]))
     records = records[~are_means]
-    of_model = records["layer"] == MODEL
+    of_model = is_of_model(records)
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
@@ -388,7 +388,7 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
     has_steps = "step" in records
     defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
     layers = records["layer"]
-    defaults["layer_index"] = pd.factorize(layers.mask(layers.isin(MEANS)))[0]
+    defaults["layer_index"] = pd.factorize(layers.mask(layers.isin({*MEANS, MODEL})))[0]
     records = records.assign(
         **{name: value for name, value in defaults.items() if name not in records}
     )
@@ -437,7 +437,9 @@ def _monitored(monitored: MonitoredRun) -> Run:
     """The run of a monitor, with the loss of its training where the loop has logged it."""
     run = make_run(monitored.name, monitored.records)
     path = monitored.path
-    loss = pd.Series(read_training_loss(path.parent), dtype=float)
+    # of runs that logged their loss into one folder, the last one's is read
+    is_kept = Path(path.stem).suffix[1:].isdigit()
+    loss = pd.Series({} if is_kept else read_training_loss(path.parent), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(
@@ -461,8 +463,6 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     """The settings that the values of a model depend on, and the text, as the manifest has them."""
     manifest = sweep.manifest()
     asked = dict(manifest.get("asked", {}))
-    if isinstance(asked.get("metrics"), list):  # of `Geometry.save`, which has them in another form
-        del asked["metrics"]
     text = manifest.get("text", {})
     of_model = text if "sha256" in text else text.get(model, {})
     used = of_model.get("num_tokens", 0)

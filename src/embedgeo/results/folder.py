@@ -33,7 +33,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import MODEL, block_means, shared_files
+from embedgeo.results.records import block_means, is_of_model, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
@@ -381,7 +381,7 @@ def _series(checkpoints: Mapping[str, pd.DataFrame], classes: Mapping[str, str])
 
 def _shape(records: pd.DataFrame) -> str:
     """Width and depth of the model, as its records have them."""
-    layers = records[["layer", "width"]].drop_duplicates("layer")
-    widths = layers.set_index("layer")["width"].drop(MODEL, errors="ignore")
+    layers = records[~is_of_model(records)].drop_duplicates("layer")
+    widths = layers.set_index("layer")["width"]
     blocks = [*chain.from_iterable(blocks_by_side(widths.index).values())] or [*widths.index]
     return f"{widths[blocks].max()} wide, {len(blocks)} deep"

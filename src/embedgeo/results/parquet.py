@@ -88,7 +88,8 @@ _ORIGIN = "origin"  # of a history, there, too
 _WRITER = "writer"
 _RUN = "run"
 _KEY = ["step", "layer", "metric"]  # of a record
-_WITHOUT_EFFECT = {"date", "model", "embedgeo", "torch"}  # of an origin: they change no value
+# of an origin: they change no value at a layer
+_WITHOUT_EFFECT = {"date", "model", "layers", "jackknife", "embedgeo", "torch"}
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
 
 

@@ -61,6 +61,11 @@ def is_mean(record: Mapping[str, Any]) -> bool:
     return record["layer"] in MEANS and record["layer_index"] < 0
 
 
+def is_of_model(records: Any) -> Any:
+    """Test for a record of the whole model, or each in a table: a layer may have its name."""
+    return (records["layer"] == MODEL) & (records["layer_index"] < 0)
+
+
 def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[Record]:
     """Records of the means over blocks of one measurement, with the standard errors unknown: see
     `MEANS`.

@@ -16,7 +16,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.findings import finding_lines, massive_tokens
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, block_means, model_record
+from embedgeo.results.records import block_means, is_of_model, model_record
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.locks import Locks
 from embedgeo.sweep.measure import Measured
@@ -205,7 +205,7 @@ class Sweep:
     def _print_values(self, checkpoint: Checkpoint, records: pd.DataFrame, seconds: float) -> None:
         """Print the loss, and means over blocks, below a line with the names of the columns."""
         every = to_records(records)
-        of_model = [each for each in every if each["layer"] == MODEL]
+        of_model = [each for each in every if is_of_model(each)]
         values = {each["metric"]: each["value"] for each in (*block_means(every), *of_model)}
         cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
         num_left = len(self.plan.pending) - self.num_ended

@@ -303,15 +303,12 @@ class SweepSettings:
         return [*kinds, "coordinates"] if self.coordinates else kinds
 
     @property
-    def layer_patterns(self) -> str | list[str]:
-        """The entries of ``layers``, in a list if there are several; a comma in a pattern's
-        brackets is part of it.
-        """
+    def layer_patterns(self) -> list[str]:
+        """The entries of ``layers``; a comma in a pattern's brackets is part of it."""
         entries = [self.layers] if isinstance(self.layers, str) else self.layers
-        patterns = [
+        return [
             pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)
         ]
-        return patterns if len(patterns) > 1 else patterns[0]
 
     @property
     def folder(self) -> Path:
@@ -327,7 +324,7 @@ class SweepSettings:
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         recorded |= {
             "model": [_seen_from(self.folder, model) for model in self.models],
-            "layers": self.layer_patterns,
+            "layers": ", ".join(self.layer_patterns),
         }
         recorded["seq_len"] = self.length
         recorded["massive"] = massive_times(self.skip_massive, self.massive)

@@ -1193,10 +1193,11 @@ def _by_occurrence(listeners: Iterable[object]) -> dict[str, Any]:
 
 
 def _require_prefix(prefix: str) -> None:
-    if re.search(r"(^|\.)[0-9]+$", str(prefix)):
+    if re.search(r"^\.|(^|\.)[0-9]*$", str(prefix)):
         raise ValueError(
-            f"prefix must not be a number, nor end in a dot and a number; got {prefix!r}. "
-            f"history.{prefix}.parquet would be an earlier run's: put a letter before the number."
+            "prefix must not be empty, begin or end with a dot, end in a dot and a number, nor be "
+            f"a number; got {prefix!r}. history.{prefix}.parquet would be another run's: put a "
+            "letter there."
         )
 
 
