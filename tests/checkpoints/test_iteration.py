@@ -86,6 +86,7 @@ def test_local_weights_are_hashed_when_they_are_loaded_and_known_to_be_duplicate
 class Tiny(torch.nn.Linear):
     def __init__(self):
         super().__init__(3, 2)
+        self.register_buffer("turns", torch.tensor([1j]), persistent=False)
 
 
 def test_local_folders_and_files(tmp_path):
@@ -104,7 +105,9 @@ def test_local_folders_and_files(tmp_path):
         embedgeo.iter_checkpoints(str(tmp_path / "states"))
     for model_class in (Tiny, f"{__name__}:Tiny"):
         checkpoint = only(tmp_path / "states", model_class=model_class)
-        assert torch.equal(checkpoint.load().weight, saved.weight)
+        loaded = checkpoint.load(dtype=torch.bfloat16)
+        assert torch.equal(loaded.weight, saved.weight.bfloat16())
+        assert loaded.turns == 1j
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 runs.
 """
 
+import warnings
+
 import pandas as pd
 import pytest
 
@@ -138,8 +140,14 @@ def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, printed):
         str(local_run(tmp_path / "b", steps=(3, 6, 12))),
     ]
     of_log = "a--step0 a--step1 a--step2 a--step7 b--step3 b--step6 b--step12"
-    for steps, names in (("log", of_log), ("0,6", "a--step0 b--step6")):
-        assert sweep(runs, **options, steps=steps, dry_run=True) == 0
+    for steps, names, lacking in (
+        ("log", of_log, []),
+        ("0,6,7", "a--step0 a--step7 b--step6", [("a", "6"), ("b", "0, 7")]),
+    ):
+        with warnings.catch_warnings(record=True, action="always") as warned:
+            assert sweep(runs, **options, steps=steps, dry_run=True) == 0
+        said = [str(each.message).partition(", of which")[0] for each in warned]
+        assert said == [f"{tmp_path / run}: left out step {missing}" for run, missing in lacking]
         rows = printed().splitlines()[:-1]
         assert [row.split()[1] for row in rows] == names.split()
 

@@ -135,9 +135,26 @@ class Short(Forward):
         return self.run(token_ids)
 
 
+class PositionsFirst(Forward):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 8)])
+
+
+class Transposing(PositionsFirst):
+    def forward(self, token_ids):
+        return self.head(self.blocks[0](self.embedding(token_ids).transpose(0, 1))).transpose(0, 1)
+
+
+def test_a_model_that_transposes_what_it_is_given_is_measured(tmp_path, asked):
+    save(tmp_path / "run" / "step=1.ckpt", model := Transposing(), 1)
+    assert sweep(tmp_path / "run", **asked, model_class=class_of(model)) == 0
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
+        (PositionsFirst(), r"Attention takes \(positions, sequences\), batch_first=False: "),
         (Blocks(), r"must be one that can be run .*Module \[Blocks\] is missing .*forward"),
         (
             Forward(num_positions=13),

@@ -103,9 +103,11 @@ def test_what_is_like_a_checkpoint_and_not_taken_is_listed(hub, tmp_path, option
     with pytest.warns(UserWarning, match=re.escape(f"run: left out {names}. A ch")) as warned:
         assert [c.name for c in list_checkpoints(str(run))] == ["step1"]
     assert len(warned) == 1
-    for name in ("step1", "240b_tokens", "epoch3", "main", "v1.0"):
+    of_tokens = ["100B", "240b_tokens", "train_00220B"]
+    for name in ("step1", *of_tokens, "main", "v1.0", "gptq-4bit", "q4_k_m"):
         hub.add(REPOSITORY, name, checkpoint_files(1))
-    with pytest.warns(UserWarning, match=r"lab/tiny: left out '240b_tokens', 'epoch3'\. A check"):
+    names = ", ".join(map(repr, of_tokens))
+    with pytest.warns(UserWarning, match=rf"lab/tiny: left out {names}\. A check"):
         assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step1"]
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from embedgeo.checkpoints.sources import (
     local_files,
     select_steps,
 )
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 
 if TYPE_CHECKING:
     from embedgeo.checkpoints.loading import ModelClass
@@ -146,7 +147,7 @@ def find_checkpoints(
     Local weights are hashed here only where others may be the same, or were ``known`` and look
     changed.
     """
-    listed = list_checkpoints(model, revisions, final=steps == "final")
+    found = list_checkpoints(model, revisions, final=steps == "final")
     with ThreadPoolExecutor(8) as pool:
         checkpoints = list(
             pool.map(
@@ -154,7 +155,7 @@ def find_checkpoints(
                     replace(each, model_class=model_class, trust_remote_code=trust_remote_code),
                     known.get(each.name),
                 ),
-                _choose(listed, steps),
+                _choose(found, steps),
             )
         )
         samples = list(pool.map(_sample, checkpoints))
@@ -176,12 +177,12 @@ def find_checkpoints(
     return [replace(each, duplicate_of=owners.get(each.name)) for each in checkpoints]
 
 
-def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
+def _choose(found: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
     """The checkpoints to take; ``log`` is for each series by itself. Final ones are always
     taken.
     """
-    existing: dict[str, set[int]] = {each.position.series: set() for each in listed}
-    for each in listed:
+    existing: dict[str, set[int]] = {each.position.series: set() for each in found}
+    for each in found:
         existing[each.position.series] |= {each.step} - {UNREADABLE}
     if steps == "log":
         chosen = {series: select_steps(own, steps) for series, own in existing.items()}
@@ -189,11 +190,25 @@ def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
         chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
     # so that they are said to have failed
     others = {UNREADABLE} if steps in ("all", "log", "final") else set()
+    if not others:
+        _warn_of_lacking(found, chosen)
     return [
         each
-        for each in listed
+        for each in found
         if each.step in chosen[each.position.series] | others or not each.has_step
     ]
+
+
+def _warn_of_lacking(found: Sequence[Checkpoint], chosen: Mapping[str, set[int]]) -> None:
+    """Warn of the steps asked for that a series does not have, nor another one of its model."""
+    for series, one in {each.position.series: each for each in found}.items():
+        own = {e.step for e in found if e.model == one.model or e.position.series == series}
+        if one.has_step and (lacking := sorted(chosen[series] - own)):
+            warnings.warn(
+                f"{one.model}: left out step {listed(lacking)}, of which there is no checkpoint "
+                f"beside {one.name}.",
+                stacklevel=2,
+            )
 
 
 def _sample(checkpoint: Checkpoint) -> str:

@@ -451,7 +451,10 @@ def load_file(
             f"{'are in one of them alone' if different else ''}."
         ) from error
     _require_tied(model, weights, path.name)
-    loaded: nn.Module = model.to(dtype or torch.float32).eval()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():  # Module.to keeps the real part alone of complex ones
+            tensor.data = tensor.data.to(dtype or torch.float32)
+    loaded: nn.Module = model.eval()
     return loaded
 
 

@@ -45,7 +45,8 @@ _TOKENS = re.compile(
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
-    r"[^a-z\d]{0,3})\d|^\d+$|\d[kmbt]?[^a-z\d]?(?:token|step|iter(?:ation)?|epoch)s?(?![a-z])",
+    r"[^a-z\d]{0,3})\d|^\d+$|(?:^|[-_])\d[\d.]*[kmbt]t?$"  # and tokens alone, as 100B
+    r"|\d[kmbt]?[^a-z\d]?(?:token|step|iter(?:ation)?|epoch)s?(?![a-z])",
     re.IGNORECASE,
 )
 # state dicts, unless they are those of an optimizer and the like

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
@@ -37,6 +38,7 @@ from embedgeo.text.tokenizing import (
 
 # of a word's continuation (WordPiece) or start (byte-level BPE, SentencePiece)
 _MARKS = ("##", "Ġ", "▁")
+_OF_ORDER = (nn.MultiheadAttention, nn.RNNBase)  # which tell the order of what they take
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
@@ -394,8 +396,21 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
             "a model must be one that can be run on sequences of seq_len tokens, of shape "
             "(sequences, positions), as on smaller ones it may be"
         )
-        with torch.inference_mode(), loading.requiring(rule, needed):
-            network(text.token_ids[:needed][None])
+
+        def require_order(module: nn.Module, args: tuple[Any, ...]) -> None:
+            is_turned = isinstance(module, _OF_ORDER) and not module.batch_first
+            if is_turned and args and args[0].shape[:2] == (1, needed):
+                raise ValueError(
+                    f"{type(module).__name__} takes (positions, sequences), batch_first=False: "
+                    "transpose the embeddings in forward, and the logits back"
+                )
+
+        hook = register_module_forward_pre_hook(require_order)
+        try:
+            with torch.inference_mode(), loading.requiring(rule, needed):
+                network(text.token_ids[:needed][None])
+        finally:
+            hook.remove()
 
 
 def _require_no_padding(network: Any, text: ProbeText) -> None:
