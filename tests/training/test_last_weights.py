@@ -167,3 +167,17 @@ def test_weights_that_a_callback_puts_in_their_place_are_not_those_of_a_probe(tm
     assert steps(after) == [0, 2]
     fit(tmp_path, beside, Puts("on_train_batch_end"), max_steps=3)
     assert steps(beside) == [0, 2, 3]
+
+
+def test_a_mode_that_the_step_sets_is_that_of_the_last_weights():
+    model = gpt_neox(hidden_dropout=0.5).eval()
+    with StepMonitor(model, 1, metrics=moments, on_error="raise") as monitor:
+        for step in range(2):
+            with monitor.step(step, batch := token_batch()):
+                model.train()
+                torch.manual_seed(0)
+                model(**batch).logits.mean().backward()
+        model.eval()
+        torch.manual_seed(0)
+    assert not model.training
+    assert value(monitor, 2, "block.00", "V") == value(monitor, 0, "block.00", "V")

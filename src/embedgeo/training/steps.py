@@ -142,10 +142,13 @@ class StepMonitor(Monitor):
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
+        is_first = self._run is None
         self._begin(step, batch)
         self._is_inside = True
         try:
             yield
+            if is_first and self._model.training:  # the step may have set it
+                self._set_modes = mode_restorer(self._model)
             self._has_failed = False
         except BaseException:
             self._has_failed = not self._has_stepped
