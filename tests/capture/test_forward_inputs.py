@@ -87,7 +87,8 @@ def rows_told(ids, mask):
 def test_masks_that_do_not_tell_padding_are_refused():
     ids = token_batch(rows=6, length=6)["input_ids"]
     blocks = torch.block_diag(*torch.ones(3, 2, 2)).bool().expand(6, 1, 6, 6)
-    for mask in (blocks, torch.ones(6, 6).tril(), torch.full((6, 6), -torch.inf).triu(1)):
+    window = torch.ones(6, 6).tril()
+    for mask in (blocks, window, window.triu(-2), torch.full((6, 6), -torch.inf).triu(1)):
         with pytest.raises(ValueError, match=r"attention_mask, .*does not tell padding"):
             rows_told(ids, mask)
     causal = torch.ones(1, 1, 6, 6).tril()

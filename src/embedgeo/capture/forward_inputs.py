@@ -353,10 +353,12 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
     if allowed.ndim < 2:
         return None
     if allowed.ndim == 2:
-        ones = torch.ones_like(allowed)
-        is_square = len(allowed) == allowed.shape[1] > 1
-        is_causal = is_square and any(map(allowed.equal, (ones.tril(), ones.triu())))
-        return None if is_causal else allowed
+        is_of_pairs = (
+            len(allowed) == allowed.shape[1] > 1
+            and bool(allowed.diagonal().all())
+            and any(map(allowed.equal, (allowed.tril(), allowed.triu())))  # also of a window
+        )
+        return None if is_of_pairs else allowed
     num_queries, num_keys = allowed.shape[-2:]
     pairs = allowed.reshape(len(allowed), -1, num_queries, num_keys)
     pairs = pairs.expand(max(shape[0], len(pairs)), -1, -1, -1)
