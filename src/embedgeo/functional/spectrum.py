@@ -121,7 +121,7 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     for number, part in enumerate(x.split(_CENTRED_ROWS)):
         rows = part.to(dtype) - center
         rounding += rows.sum(0)
-        squares += rows.to(wide).square().sum(0)
+        squares += rows.to(wide, copy=True).square_().sum(0)
         for start in range(0, dim, step):
             columns = rows[:, start : start + step]
             gram[start : start + step, start:].addmm_(
