@@ -85,6 +85,8 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert len(pd.read_csv(tmp_path / "metrics.csv")) == len(records)
     asked = json.loads((tmp_path / "manifest.json").read_text())["asked"]
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
+    origin = geometry.origin() | geometry.origin_of_metrics()
+    assert {key: str(asked[key]) for key in origin if key in asked}.items() <= origin.items()
 
 
 @pytest.mark.slow
@@ -191,14 +193,18 @@ def saved(tmp_path_factory):
         ({"rows": "mean"}, "rows was 'tokens', is 'mean'"),
         ({"ignore_token_ids": [4]}, r"ignore_token_ids was \[\], is \[4\]"),
         ({"jackknife": 2}, "jackknife was 0, is 2"),
+        ({"build": lambda: gpt_neox().bfloat16()}, "dtype was 'float32', is 'bfloat16'"),
         ({"metrics": partial(metrics, seed=1)}, "IntrinsicDimension was "),
     ],
 )
-def test_results_of_other_settings_are_refused(saved, options, named):
-    before = contents(saved)
+def test_results_of_other_settings_are_refused_and_named(saved, tmp_path, options, named):
+    before, geometry = contents(saved), measured(batches=[0], **options)
     with pytest.raises(ValueError, match=f"results of one setting; .*{named}"):
-        measured(batches=[0], **options).save(saved, model="b")
+        geometry.save(saved, model="b")
     assert contents(saved) == before
+    geometry.save(tmp_path, model="b")
+    _, other = read_runs([saved, tmp_path])
+    assert bool(other.differences) is ("jackknife" not in options)
 
 
 def test_a_sweep_and_other_folders_are_refused(tmp_path):
@@ -208,9 +214,7 @@ def test_a_sweep_and_other_folders_are_refused(tmp_path):
     (tmp_path / "other" / "mine").touch()
     before = contents(tmp_path)
     geometry = measured(batches=[0])
-    with pytest.raises(
-        ValueError, match=r"new or one that Geometry\.save made; .*swept is that of a sweep"
-    ):
+    with pytest.raises(ValueError, match=r"swept, .*: .*by was None, is 'Geometry\.save'"):
         geometry.save(tmp_path / "swept", model="a")
     with pytest.raises(ValueError, match="other must be a new folder"):
         geometry.save(tmp_path / "other", model="a")

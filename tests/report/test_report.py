@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo.cli import main
 from embedgeo.formatting import number
 from embedgeo.report.comparison import compare_dynamics
-from embedgeo.report.runs import read_runs
+from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.report.summary import flags, overview
 from embedgeo.results.parquet import HistoryFile
 from embedgeo.results.records import model_record
@@ -140,12 +140,9 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     assert [run.of_model("training_loss").to_dict() for run in read_runs([kept])] == [{}]
 
 
-def test_a_layer_called_model_is_a_layer(tmp_path):
-    file = HistoryFile(tmp_path)
-    loss = {"step": 0, **model_record("loss", 3.0)}
-    file.add([*layer_records(0, layers=("model", "block.00")), loss])
-    file.close()
-    (run,) = read_runs([tmp_path])
+def test_a_layer_called_model_is_a_layer():
+    records = [*layer_records(0, layers=("model", "block.00")), model_record("loss", 3.0)]
+    (run,) = runs_of_records(pd.DataFrame(records).fillna({"step": 0}))
     assert run.table("V").to_dict("list") == {"model": [1.0], "block.00": [1.0]}
     assert run.model.to_dict("list") == {"loss": [3.0]}
 

@@ -191,6 +191,8 @@ def test_another_model_or_layer_at_later_steps_is_no_continuation_unless_a_state
     looped(tmp_path / "b", range(5, 9), **others)
     assert written(tmp_path / "b") == {"history.1.parquet": [0, 2, 4], "history.parquet": [6, 8]}
     assert "earlier run, with another set of layers or widths, is kept in" in caplog.text
+    _, last = read_runs(sorted((tmp_path / "b").glob("*.parquet")))
+    assert last.differences == ({"layers": ("1", "0")} if "layers" in others else {})
 
 
 def test_a_prefix_names_no_history_of_an_earlier_run_or_another_monitor(tmp_path):

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, nan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -319,6 +318,7 @@ class Geometry:
             **({"has_step": "false"} if step is None else {}),
         }
         settings = {
+            "by": "Geometry.save",
             **self.settings,
             **self.origin_of_metrics(),
             "save_samples": save_samples,
@@ -327,8 +327,9 @@ class Geometry:
         failure: Exception | None = None
         if current_rank() == 0:
             try:
-                out = saving.open_folder(Path(folder), settings)
-                saving.write_checkpoint(out, name, model, step, records, tables, facts, samples)
+                saving.write_checkpoint(
+                    folder, settings, name, model, step, records, tables, facts, samples
+                )
             except Exception as error:
                 failure = error
         failed = torch.tensor(int(failure is not None), device=self.device)

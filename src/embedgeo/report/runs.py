@@ -424,7 +424,8 @@ def read_folder(folder: Path) -> list[Run]:
     if not folder.is_dir() and not is_history(folder):
         raise FileNotFoundError(f"results must be in folders of runs; {folder} is none.")
     sweep = SweepFolder(folder)
-    runs = list(_runs_of_sweep(sweep) if sweep.done() else map(_monitored, monitored_runs(folder)))
+    is_swept = sweep.is_swept()
+    runs = list(_runs_of_sweep(sweep) if is_swept else map(_monitored, monitored_runs(folder)))
     if not runs:
         raise ValueError(
             "report takes the folder of a sweep (checkpoints/*.parquet) or of a monitored run "

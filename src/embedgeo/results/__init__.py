@@ -50,7 +50,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     if not path.is_dir() and not is_history(path):
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
-    if sweep.done():
+    if sweep.is_swept():
         runs = [(run, with_means(frames.values())) for run, frames in sweep.runs().items()]
     else:
         runs = [(run.name, run.records) for run in monitored_runs(path)]

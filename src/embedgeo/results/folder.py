@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -150,6 +151,18 @@ class SweepFolder:
     def done(self) -> set[str]:
         """Names of the checkpoints that are done."""
         return {path.stem for path in self.checkpoints.glob(_PARQUET)}
+
+    def is_swept(self) -> bool:
+        """Tell whether a checkpoint is done, with a warning where monitors' histories are, too."""
+        is_swept = bool(self.done())
+        histories = sorted(path.name for path in self.path.glob("history.*parquet"))
+        if is_swept and histories:
+            warnings.warn(
+                "a folder is read as a sweep's or as a monitored run's; "
+                f"{self.path} is both, and {listed(histories)} is not read. Give that file itself.",
+                stacklevel=3,
+            )
+        return is_swept
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""

@@ -355,16 +355,19 @@ class MonitoredRun(NamedTuple):
 
 
 def _histories(source: Path) -> Iterator[tuple[Path, str]]:
-    """The histories in a folder or else in the folders inside it, or one history itself, with their
-    prefixes.
+    """The histories in a folder or else in the folders inside it, also where links lead, or one
+    history itself, with their prefixes.
 
     Those of earlier runs that are kept beside them, ``history.1.parquet`` and so on, are left out
     of a folder's.
     """
     name = "history.*parquet"
-    for path in (
-        [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name))
-    ):
+    paths = [source] if source.is_file() else sorted(source.glob(name))
+    if not paths:
+        links = (path for path in source.rglob("*") if path.is_symlink() and path.is_dir())
+        inside = [path for folder in (*links, source) for path in folder.rglob(name)]
+        paths = sorted({path.resolve(): path for path in inside}.values())
+    for path in paths:
         suffix = path.name.removeprefix("history").removesuffix("parquet").strip(".")
         current = path.with_name(re.sub(r"\.\d+\.parquet$", ".parquet", path.name))
         if path in (source, current) or not current.exists():

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from embedgeo.results.files import file_name
@@ -11,10 +11,6 @@ from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from embedgeo.results.folder import SweepFolder
-
-_WRITER = "Geometry.save"
 
 
 def checkpoint_name(model: Any, step: Any) -> str:
@@ -29,25 +25,9 @@ def checkpoint_name(model: Any, step: Any) -> str:
     return file_name(name.replace("/", "--"))
 
 
-def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
-    """Make the folder of a sweep, or open one that was made with these settings, by `Geometry.save`
-    too.
-    """
-    from embedgeo.results.folder import SweepFolder
-
-    out = SweepFolder(folder)
-    before = out.manifest().get("asked")
-    if before is not None and before.get("by") != _WRITER:
-        raise ValueError(
-            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give "
-            f"another folder."
-        )
-    out.open({"by": _WRITER, **settings}, {})
-    return out
-
-
 def write_checkpoint(
-    out: "SweepFolder",
+    folder: str | PathLike[str],
+    settings: Mapping[str, Any],
     name: str,
     model: str,
     step: int | None,
@@ -56,9 +36,14 @@ def write_checkpoint(
     facts: Mapping[str, str],
     samples: Mapping[str, LayerSample] | None,
 ) -> None:
-    """Write the results of a model into a folder of its own or beside other models' and steps'."""
+    """Write the results of a model into a new folder, or beside other models' and steps' of the
+    same settings.
+    """
+    from embedgeo.results.folder import SweepFolder
     from embedgeo.results.parquet import to_frame
 
+    out = SweepFolder(folder)
+    out.open(settings, {})
     revision = "main" if step is None else f"step{step}"
     if name in out.done():
         before = out.read(name).iloc[0]
