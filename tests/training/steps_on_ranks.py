@@ -286,18 +286,21 @@ def probed_by_its_wrapper(rank, steps):
 
 
 def said(rank):
-    """What a monitor prints on this rank."""
+    """What a monitor prints and warns of on this rank, where rank 1 alone has few rows, and none of
+    its blocks' rows have token ids.
+    """
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     log.addHandler(handler)
-    model = Residual()
+    model, ids = new_model(), token_batch(2 if rank else 12)["input_ids"]
+    embedded = {"inputs_embeds": model.get_input_embeddings().weight[ids].detach()}
     monitor = StepMonitor(model, 1, metrics=token_moments, measure_last=False)
-    with monitor, monitor.step(0):
-        model(**batch_of(rank, 0))
+    with all_warnings() as caught, monitor, monitor.step(0):
+        model(**(embedded if rank else {"input_ids": ids}))
     log.removeHandler(handler)
-    return lines
+    return lines, [str(warning.message) for warning in caught]
 
 
 def everything(rank, folder):

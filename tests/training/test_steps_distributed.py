@@ -122,9 +122,16 @@ def test_a_probe_leaves_the_wrapper_that_it_runs_as_it_was(two):
 
 
 def test_one_rank_alone_prints_what_is_measured(two):
-    first, second = (rank["said"] for rank in two)
+    (first, _), (second, _) = (rank["said"] for rank in two)
     assert second == []
-    assert first[0].startswith("StepMonitor: 4 layers")
+    assert first[0].startswith("StepMonitor: 5 layers")
+
+
+def test_what_one_rank_lacks_is_said(two):
+    (said, warned), (_, warned_on_1) = (rank["said"] for rank in two)
+    assert any("a forward pass has fewer than 100 rows" in line for line in said)
+    for warnings in (warned, warned_on_1):
+        assert "oken ids must come with all rows, on every rank, or with none" in " ".join(warnings)
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):

@@ -896,7 +896,6 @@ class Monitor(ABC):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
                     silent = geometry.silent_layers()
-                    has_few_rows = geometry.has_few_rows
                 is_agreed = True
                 self._record(step, records, silent, geometry)
             finally:
@@ -923,10 +922,10 @@ class Monitor(ABC):
                     "forward passes after a change of the weights within a step, as the second one "
                     "of SAM, are not measured."
                 )
-            if is_first and has_few_rows:
+            if is_first and geometry.has_few_rows:
                 self._say(
                     f"a forward pass has fewer than {FEWEST_ROWS} rows that count: none of them is "
-                    "called massive, and numbers without massive rows are missing there."
+                    "called massive, and numbers without massive rows are missing or hold them."
                 )
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
