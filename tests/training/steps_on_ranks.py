@@ -303,11 +303,22 @@ def said(rank):
     return lines, [str(warning.message) for warning in caught]
 
 
+def apart(rank):
+    """What is warned of where each rank trains a model of its own, on other tokens."""
+    groups = [dist.new_group([each]) for each in range(2)]
+    model = new_model()
+    monitor = StepMonitor(model, metrics=token_moments, process_group=groups[rank])
+    with all_warnings() as caught, monitor, monitor.step(0):
+        model(**token_batch(3 + rank))
+    return of_monitors(caught)
+
+
 def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["refused"] = refusals()
     results["context"] = of_context_parallelism()
     results["said"] = said(rank)
+    results["apart"] = apart(rank)
     results["by its wrapper"] = [probed_by_its_wrapper(rank, steps) for steps in ((), (2, 3))]
     results["by themselves"] = by_themselves()
     results["experts"] = {

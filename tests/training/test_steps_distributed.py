@@ -127,6 +127,13 @@ def test_one_rank_alone_prints_what_is_measured(two):
     assert first[0].startswith("StepMonitor: 5 layers")
 
 
+def test_ranks_that_train_several_models_are_told_to_train_one(two):
+    for rank in two:
+        (warning,) = rank["apart"]
+        assert "ranks must exchange the same values" in warning
+        assert "Train one model in a launch" in warning
+
+
 def test_what_one_rank_lacks_is_said(two):
     (said, warned), (_, warned_on_1) = (rank["said"] for rank in two)
     assert any("a forward pass has fewer than 100 rows" in line for line in said)
