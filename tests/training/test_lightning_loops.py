@@ -5,6 +5,7 @@ import copy
 import lightning as L
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
@@ -39,6 +40,23 @@ def stream():
 BATCH = 4 * 12
 
 
+class ByClosures(Manual):
+    """A second part has an optimizer of its own, which takes its step first."""
+
+    def __init__(self):
+        super().__init__(optimizers=2)
+        self.other = nn.Linear(2, 2)
+
+    def training_step(self, batch, batch_idx):
+        def evaluate(loss):
+            self.manual_backward(loss())
+            return 0.0
+
+        first, second = self.optimizers()
+        first.step(closure=lambda: evaluate(lambda: self.other.weight.square().sum()))
+        second.step(closure=lambda: evaluate(lambda: TinyLM.training_step(self, batch, batch_idx)))
+
+
 @pytest.mark.parametrize(
     ("module", "options", "expected"),
     [
@@ -52,6 +70,7 @@ BATCH = 4 * 12
         (TinyLM, {"barebones": True, "log_every_n_steps": None, "max_steps": 4}, {0: 1, 3: 1}),
         (lambda: Manual(accumulate=2), {"max_steps": 4}, {0: 2, 3: 2}),
         (lambda: Manual(optimizers=2), {"max_steps": 14}, {0: 1, 4: 1, 6: 1, 10: 1, 12: 1}),
+        (ByClosures, {"max_steps": 8}, {0: 1, 4: 1, 6: 1}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")

@@ -153,6 +153,7 @@ class Probe:
         # the ranks of which each may have a part of the positions
         self.sequence_mesh: DeviceMesh | None = None
         self.is_stable = False
+        self.is_paused = False
         self.on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
         self._no_grad_passes = no_grad_passes
@@ -252,6 +253,7 @@ class Probe:
         no real values.
         """
         is_other = self._attached is None or Probe._exclusive not in (None, self)
+        is_other |= self.is_paused
         if self._is_beside_a_pass() and not (self._no_grad_passes or has_gradients()):
             return True
         stage = running_stage()

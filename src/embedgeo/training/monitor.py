@@ -659,15 +659,20 @@ class Monitor(ABC):
         """Read the first evaluation of an optimizer's closure alone, for the others are of other
         weights.
         """
-        if not self._trains_model(optimizer):
+        if self._geometry is None or not self._trains_model(optimizer):
             return None
+        probe = self._geometry.probe
 
         def once(closure: Any) -> Any:
+            has_run = False
+
             def evaluate() -> Any:
-                loss = closure()
-                if self._geometry is not None:
-                    self._geometry.probe.detach()
-                return loss
+                nonlocal has_run
+                probe.is_paused, has_run = has_run, True
+                try:
+                    return closure()
+                finally:
+                    probe.is_paused = False
 
             return evaluate if callable(closure) else closure
 
