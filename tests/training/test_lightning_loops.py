@@ -138,6 +138,19 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
     assert n_at(monitor) == dict.fromkeys(range(4), BATCH)
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_scheduled_step_in_which_the_model_does_not_run_is_told(tmp_path, caplog):
+    class Skips(TinyLM):
+        def training_step(self, batch, batch_idx):
+            return None if batch_idx in (2, 3) else super().training_step(batch, batch_idx)
+
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        fit(tmp_path, monitor, module=Skips(), max_steps=6)
+    assert steps(monitor) == [0, 4, 6]
+    assert "step 2 is not measured: no forward pass reached" in caplog.text
+
+
 class TwoTowers(L.LightningModule):
     def __init__(self):
         super().__init__()

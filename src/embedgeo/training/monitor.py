@@ -907,6 +907,8 @@ class Monitor(ABC):
                 geometry.reset()
             # once, a module may have skipped the batch; of a probe the number of batches is told
             has_lost = bool(blocks_by_side(silent) and (records or self._was_silent))
+            if not (is_first or records or self._was_silent):
+                self._say(f"step {step} is not measured: no forward pass reached the layers.")
             self._was_silent = not records and self.probe is None
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
