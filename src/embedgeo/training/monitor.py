@@ -23,9 +23,6 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
@@ -253,7 +250,6 @@ class Monitor(ABC):
         self._row_group: Group = None  # those that have different rows
         self._sequence_mesh: DeviceMesh | None = None
         self._stage: PipelineStage | None = None
-        self._closure_hook: RemovableHandle | None = None
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,7 +261,6 @@ class Monitor(ABC):
             "_file",
             "_ranks",
             "_row_group",
-            "_closure_hook",
             "_meetings",
         )
         return {**vars(self), **dict.fromkeys(of_run)}
@@ -650,48 +645,9 @@ class Monitor(ABC):
             setattr(probe, name, None if function is None else function(batch))
         if self._stage is not None:
             self._stage.attach(probe, batch)
-        if self._closure_hook is None:
-            self._closure_hook = register_optimizer_step_pre_hook(self._read_closures_once)
-
-    def _read_closures_once(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Read the first evaluation of an optimizer's closure alone, for the others are of other
-        weights.
-        """
-        if self._geometry is None or not self._trains_model(optimizer):
-            return None
-        probe = self._geometry.probe
-
-        def once(closure: Any) -> Any:
-            has_run = False
-
-            def evaluate() -> Any:
-                nonlocal has_run
-                probe.is_paused, has_run = has_run, True
-                try:
-                    return closure()
-                finally:
-                    probe.is_paused = False
-
-            return evaluate if callable(closure) else closure
-
-        return (
-            (optimizer, *map(once, args[1:])),
-            {name: once(value) for name, value in kwargs.items()},
-        )
-
-    def _trains_model(self, optimizer: Optimizer) -> bool:
-        own = set() if self._run is None else set(self._run.model.parameters())
-        return any(
-            parameter in own for group in optimizer.param_groups for parameter in group["params"]
-        )
 
     @_guarded
     def _detach(self) -> None:
-        if self._closure_hook is not None:
-            self._closure_hook.remove()
-            self._closure_hook = None
         if self._geometry is not None:
             self._geometry.probe.detach()
         if self._stage is not None:
