@@ -110,9 +110,13 @@ BEST_AT_END = {
 }
 
 
-def test_the_end_is_known_where_logs_have_other_names(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": RenamesLogs}, {"include_num_input_tokens_seen": "all", "logging_steps": 3}],
+)
+def test_the_end_is_known_whatever_logs_tell(tmp_path, options):
     callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, callback, kind=RenamesLogs).train()
+    hf_trainer(tmp_path, callback, **options).train()
     assert n_at(callback) == {0: 2 * BATCH, 3: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
 
 
@@ -165,13 +169,6 @@ def test_other_callbacks_do_not_get_what_is_logged(tmp_path):
     trainer = hf_trainer(tmp_path, callback, ActsOnLogs(), logging_steps=2, max_steps=12)
     trainer.train()
     assert trainer.state.global_step == 8
-
-
-def test_the_end_is_told_from_logs_of_tokens_seen(tmp_path):
-    callback = GeometryCallback(4, metrics=moments)
-    counted = {"include_num_input_tokens_seen": "all"}
-    hf_trainer(tmp_path, callback, logging_steps=3, max_steps=6, **counted).train()
-    assert steps(callback) == [0, 4, 6]
 
 
 class StopsEpochs(hf.TrainerCallback):
