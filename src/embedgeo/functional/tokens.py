@@ -662,7 +662,7 @@ def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
 
     They are NaN where only some rows had one, of which a warning tells.
     """
-    if bool((n_with_ids > 0) & (n_with_ids < n)):
+    if 0 < n_with_ids < n:
         warnings.warn(
             "token ids must come with all rows, on every rank, or with none; some rows came "
             "without, so values over token types are NaN. Give token_ids=.",
