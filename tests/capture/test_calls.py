@@ -9,11 +9,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 import torchmetrics
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import StepMonitor, default_metrics, observe
-from embedgeo.capture.calls import kept_weights
+from embedgeo.capture.calls import kept_state, kept_weights
 from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import kept_rows, observed, rows_seen
 
@@ -54,6 +56,18 @@ def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
     message = "mask= can be a function of the batch only where the model is called"
     with pytest.raises(ValueError, match=message), observe(parts, mask=lambda b: b):
         parts["layers"][0](torch.randn(2, 5, 4))
+
+
+def test_what_a_pass_through_a_wrapper_around_the_model_changes_of_it_is_put_back():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2)
+        wrapper = DistributedDataParallel(model)
+        with kept_state(model), torch.no_grad():
+            wrapper(torch.ones(2))
+        assert wrapper.require_forward_param_sync  # of buffers, too
+    finally:
+        dist.destroy_process_group()
 
 
 # ── Copies and replicas

@@ -3,7 +3,6 @@ other.
 """
 
 import logging
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -254,39 +253,8 @@ def by_themselves():
         return monitor.history, str(error)
 
 
-class Averages(nn.Module):
-    """A model with a buffer that each rank changes in training, and on which its output depends."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = new_model()
-        self.register_buffer("center", torch.zeros(VOCABULARY).double())
-
-    def forward(self, **batch):
-        logits = self.model(**batch).logits
-        if self.training:
-            self.center.lerp_(logits.detach().mean((0, 1)), 0.1)
-        return logits - self.center
-
-
-def probed_by_its_wrapper(rank, steps):
-    """The weights and buffers of a model whose probe runs the wrapper around it."""
-    model = Averages()
-    wrapper = DistributedDataParallel(model)
-    forward = lambda module, batch: wrapper(**batch)  # noqa: E731
-    options = {"probe": probe_batches(), "probe_forward": forward, "metrics": token_moments}
-    monitor = StepMonitor(model, extra_steps=steps, on_error="raise", **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        with monitor.step(step) if steps else nullcontext():
-            wrapper(**batch_of(rank, step)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
 def said(rank):
-    """What a monitor prints on this rank."""
+    """What a monitor prints on this rank; the other one alone has few rows."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -295,9 +263,19 @@ def said(rank):
     model = Residual()
     monitor = StepMonitor(model, 1, metrics=token_moments, measure_last=False)
     with monitor, monitor.step(0):
-        model(**batch_of(rank, 0))
+        model(**token_batch(2 if rank else 12))
     log.removeHandler(handler)
     return lines
+
+
+def apart(rank):
+    """What is warned of where each rank trains a model of its own, on other tokens."""
+    groups = [dist.new_group([each]) for each in range(2)]
+    model = new_model()
+    monitor = StepMonitor(model, process_group=groups[rank])
+    with all_warnings() as caught, monitor, monitor.step(0):
+        model(**token_batch(3 + rank))
+    return of_monitors(caught)
 
 
 def everything(rank, folder):
@@ -305,7 +283,7 @@ def everything(rank, folder):
     results["refused"] = refusals()
     results["context"] = of_context_parallelism()
     results["said"] = said(rank)
-    results["by its wrapper"] = [probed_by_its_wrapper(rank, steps) for steps in ((), (2, 3))]
+    results["apart"] = apart(rank)
     results["by themselves"] = by_themselves()
     results["experts"] = {
         "on a mesh": own_experts(rank, "blocks", ("ep", "cp")),

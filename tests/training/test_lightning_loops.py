@@ -1,7 +1,5 @@
 """Every way to drive a Trainer: what is measured when, and at which step."""
 
-import copy
-
 import lightning as L
 import pytest
 import torch
@@ -13,7 +11,6 @@ from tests.training.runs import (
     Manual,
     TinyLM,
     ValidatedLM,
-    WithoutDropout,
     assert_same_values,
     by_step,
     fit,
@@ -39,6 +36,23 @@ def stream():
 BATCH = 4 * 12
 
 
+class ByClosures(Manual):
+    """Two optimizers have a closure each, of which the second one runs the model."""
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        first.step(closure=lambda: None)
+        step = TinyLM.training_step
+        second.step(closure=lambda: self.manual_backward(step(self, batch, batch_idx)))
+
+
+class WithLBFGS(TinyLM):
+    """Evaluates its closure several times a step, at other weights each time."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
+
+
 @pytest.mark.parametrize(
     ("module", "options", "expected"),
     [
@@ -52,6 +66,8 @@ BATCH = 4 * 12
         (TinyLM, {"barebones": True, "log_every_n_steps": None, "max_steps": 4}, {0: 1, 3: 1}),
         (lambda: Manual(accumulate=2), {"max_steps": 4}, {0: 2, 3: 2}),
         (lambda: Manual(optimizers=2), {"max_steps": 14}, {0: 1, 4: 1, 6: 1, 10: 1, 12: 1}),
+        (lambda: ByClosures(optimizers=2), {"max_steps": 8}, {0: 1, 4: 1, 6: 1}),
+        (WithLBFGS, {"max_steps": 4}, {0: 1, 3: 1}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
@@ -60,32 +76,6 @@ def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options,
     made, _ = fit(tmp_path, monitor, module=module(), **options)
     assert n_at(monitor) == {step: batches * BATCH for step, batches in expected.items()}
     assert hooks(made) == 0
-
-
-class WithLBFGS(WithoutDropout):
-    """Evaluates its closure several times a step, at other weights each time."""
-
-    def __init__(self):
-        super().__init__()
-        self.before = [copy.deepcopy(self.model)]  # which is no module of this one
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.before[0].load_state_dict(self.model.state_dict())
-        self.batch = batch
-
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.model.parameters(), lr=0.1, max_iter=4)
-
-
-def test_of_an_optimizer_that_evaluates_a_step_several_times_the_first_is_measured(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, measure_last=False, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=WithLBFGS(), max_steps=3)
-    assert len(module.losses) > 6
-    assert n_at(monitor) == {0: BATCH, 2: BATCH}
-    assert_same_values(
-        by_step(monitor.history)[2],
-        in_one_process(module.before[0], [module.batch], metrics=moments),
-    )
 
 
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):

@@ -106,16 +106,17 @@ def test_a_step_inside_another_one_is_refused():
         model(**token_batch())
 
 
-def test_a_model_that_another_one_is_trained_for_is_named_once():
+def test_a_model_that_another_one_is_trained_for_is_named_once(caplog):
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, **OPTIONS)
-    with all_warnings() as caught:
+    with all_warnings() as caught, caplog.at_level("INFO"):
         for step in range(4):
             with monitor.step(step):
                 (model if step == 0 else copy.deepcopy(model))(**batch)
         monitor.close()
     (told,) = of_monitors(caught)
     assert "no forward pass reached embed, block.00" in told
+    assert caplog.text.count("is not measured: no forward pass reached") == 1
     assert steps(monitor) == [0]
 
 

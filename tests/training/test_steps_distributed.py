@@ -3,7 +3,6 @@ process.
 """
 
 import pytest
-import torch
 
 from embedgeo import Drift, StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
@@ -114,17 +113,16 @@ def test_each_rank_may_have_experts_of_its_own_inside_of_blocks_that_are_measure
         assert "must have the same modules on every rank" in outcome["each"]
 
 
-def test_a_probe_leaves_the_wrapper_that_it_runs_as_it_was(two):
-    for rank in two:
-        plain, probed = rank["by its wrapper"]
-        for name, value in plain.items():
-            assert torch.equal(value, probed[name]), name
-
-
-def test_one_rank_alone_prints_what_is_measured(two):
+def test_one_rank_alone_prints_what_is_measured_and_what_another_one_lacks(two):
     first, second = (rank["said"] for rank in two)
     assert second == []
     assert first[0].startswith("StepMonitor: 4 layers")
+    assert any("a forward pass has fewer than 100 rows" in line for line in first)
+
+
+def test_ranks_that_train_several_models_are_told_to_train_one(two):
+    for rank in two:
+        assert "Train one model in a launch" in rank["apart"][0]
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):

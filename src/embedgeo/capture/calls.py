@@ -265,7 +265,6 @@ def kept_state(model: nn.Module) -> Iterator[None]:
     wrappers: Any = DistributedDataParallel
     forward = wrappers.forward
 
-    @wraps(forward)
     def kept(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
         keep(wrapper)
         return forward(wrapper, *args, **kwargs)

@@ -341,10 +341,18 @@ class Probe:
             self._thread = get_ident()
             if self.is_stable:
                 self._undo = self._undoing()
-            if not self._no_grad_passes:
-                self._is_stale = bool(self._versions) and self._versions != self._weight_versions()
-                self.has_left_out |= self._is_stale
+            self._compare_weights()
         self._inputs.begin_call(module, *call)
+
+    def _compare_weights(self) -> None:
+        """Find, as a pass begins, whether the weights have changed since another one of the
+        step.
+        """
+        if not self._no_grad_passes:
+            versions = self._weight_versions()
+            self._is_stale = bool(self._versions) and self._versions != versions
+            self.has_left_out |= self._is_stale
+            self._versions = self._versions or versions
 
     def _end_call(self, *call: Any) -> None:
         try:
@@ -406,7 +414,9 @@ class Probe:
         calls it otherwise than a layer is called.
         """
         call, forward = layer.calls[i], self._inputs.forward
-        if self._is_stale and is_inside:
+        if (layer, i, is_inside) == (self._layers[0], 0, False):  # only blocks are called
+            self._compare_weights()
+        if self._is_stale:
             return False
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)

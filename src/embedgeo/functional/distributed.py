@@ -199,7 +199,8 @@ class OwnGroup:
         if self._has_failed:
             raise OtherRankError(
                 f"ranks must exchange the same values; one exchanges {-first} bytes, another one "
-                f"{last} (-1: none). A metric must have the same states on every rank."
+                f"{last} (-1: none). Train one model in a launch, and give a metric the same "
+                "states on every rank."
             )
 
     def issue(self, collective: Callable[..., T]) -> T:

@@ -3,6 +3,7 @@ token types.
 """
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -657,7 +658,14 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
-    """Tell whether there are values that need token ids: unless there were rows and none had
-    one.
+    """Tell whether there are values that need token ids: unless there were rows and none had one.
+
+    They are NaN where only some rows had one, of which a warning tells.
     """
+    if 0 < n_with_ids < n:
+        warnings.warn(
+            "token ids must come with all rows, on every rank, or with none; some rows came "
+            "without, so values over token types are NaN. Give token_ids=.",
+            stacklevel=2,
+        )
     return bool((n_with_ids > 0) | (n == 0))

@@ -92,6 +92,8 @@ class Geometry:
         part: the blocks that the model has, if it is a stage of a pipeline.
         keeps_samples: whether `records` keeps the sampled rows of all ranks until `reset`.
         num_rows: of the layer that had the most on this rank at the last `reset`.
+        has_few_rows: whether a forward pass, on any rank, had too few rows to tell massive ones,
+            at the last `records`.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, two metrics with the
@@ -104,6 +106,7 @@ class Geometry:
 
     keeps_samples = False
     num_rows = 0
+    has_few_rows = False
     _has_kept = False  # since `records`
     _is_off = False
     had_token_ids = False  # before the last `reset`
@@ -412,11 +415,6 @@ class Geometry:
 
         return undo
 
-    @property
-    def has_few_rows(self) -> bool:
-        """Tell if a forward pass on this rank had too few rows to tell massive ones."""
-        return any(metrics.has_few_rows for metrics in self._metrics.values())
-
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
         self._empty.clear()
@@ -484,7 +482,7 @@ class Geometry:
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
         sizes, firsts, marks, num_sequences = known.split(
-            [3, 2, self.settings["jackknife"], ranks], dim=1
+            [4, 2, self.settings["jackknife"], ranks], dim=1
         )
         least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
         if most > least:
@@ -493,7 +491,8 @@ class Geometry:
                 f"one rank and at {int(most)} on another one, as under context parallelism. Sweep "
                 "over the checkpoints."
             )
-        for layer, (dim, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
+        self.has_few_rows = bool(sizes[:, 3].any())
+        for layer, (dim, _, has_massive, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
@@ -516,23 +515,22 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, bytes, and whether it has massive rows; where position ids begin, negative and
-        positive; a mark of each group of the jackknife that has a sequence; and for each rank a
-        number of sequences, of which this rank knows its own.
+        Its width, bytes, and whether it has massive rows and passes of few rows; where position ids
+        begin, negative and positive; a mark of each group of the jackknife that has a sequence; and
+        for each rank a number of sequences, of which this rank knows its own.
         """
-        num_groups: int = self.settings["jackknife"]
-        ranks = num_ranks(self._group)
         first = self.inputs.first_position
         firsts = (-inf, -inf) if first is None else (-first, first)
-        known = [0.0, 0.0, 0.0, *firsts] + [0.0] * (num_groups + ranks)
+        own, groups = [0.0] * 4, [0.0] * self.settings["jackknife"]
+        num_sequences = [0.0] * num_ranks(self._group)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
-            known[:3] = metrics.dim, num_bytes, metrics.massive is not None
+            own = [metrics.dim, num_bytes, metrics.massive is not None, metrics.has_few_rows]
             for group in metrics.whole.by_group:
-                known[5 + group] = 1
-            known[5 + num_groups + current_rank(self._group)] = metrics.num_sequences
-        return known
+                groups[group] = 1
+            num_sequences[current_rank(self._group)] = metrics.num_sequences
+        return [*own, *firsts, *groups, *num_sequences]
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
         """Have all ranks know the same groups of the jackknife, given for each layer those that

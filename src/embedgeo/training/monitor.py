@@ -23,9 +23,6 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
@@ -253,7 +250,6 @@ class Monitor(ABC):
         self._row_group: Group = None  # those that have different rows
         self._sequence_mesh: DeviceMesh | None = None
         self._stage: PipelineStage | None = None
-        self._closure_hook: RemovableHandle | None = None
         self._has_said_eager = False
         self._reset()
 
@@ -266,7 +262,6 @@ class Monitor(ABC):
             "_file",
             "_ranks",
             "_row_group",
-            "_closure_hook",
             "_meetings",
         )
         return {**vars(self), **dict.fromkeys(of_run)}
@@ -654,43 +649,9 @@ class Monitor(ABC):
             setattr(probe, name, None if function is None else function(batch))
         if self._stage is not None:
             self._stage.attach(probe, batch)
-        if self._closure_hook is None:
-            self._closure_hook = register_optimizer_step_pre_hook(self._read_closures_once)
-
-    def _read_closures_once(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Read the first evaluation of an optimizer's closure alone, for the others are of other
-        weights.
-        """
-        if not self._trains_model(optimizer):
-            return None
-
-        def once(closure: Any) -> Any:
-            def evaluate() -> Any:
-                loss = closure()
-                if self._geometry is not None:
-                    self._geometry.probe.detach()
-                return loss
-
-            return evaluate if callable(closure) else closure
-
-        return (
-            (optimizer, *map(once, args[1:])),
-            {name: once(value) for name, value in kwargs.items()},
-        )
-
-    def _trains_model(self, optimizer: Optimizer) -> bool:
-        own = set() if self._run is None else set(self._run.model.parameters())
-        return any(
-            parameter in own for group in optimizer.param_groups for parameter in group["params"]
-        )
 
     @_guarded
     def _detach(self) -> None:
-        if self._closure_hook is not None:
-            self._closure_hook.remove()
-            self._closure_hook = None
         if self._geometry is not None:
             self._geometry.probe.detach()
         if self._stage is not None:
@@ -900,13 +861,14 @@ class Monitor(ABC):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
                     silent = geometry.silent_layers()
-                    has_few_rows = geometry.has_few_rows
                 is_agreed = True
                 self._record(step, records, silent, geometry)
             finally:
                 geometry.reset()
             # once, a module may have skipped the batch; of a probe the number of batches is told
             has_lost = bool(blocks_by_side(silent) and (records or self._was_silent))
+            if not (is_first or records or self._was_silent):
+                self._say(f"step {step} is not measured: no forward pass reached the layers.")
             self._was_silent = not records and self.probe is None
             if is_first or (has_lost and not self._warned_of_silence):
                 self._warned_of_silence = has_lost
@@ -927,10 +889,10 @@ class Monitor(ABC):
                     "forward passes after a change of the weights within a step, as the second one "
                     "of SAM, are not measured."
                 )
-            if is_first and has_few_rows:
+            if is_first and geometry.has_few_rows:
                 self._say(
                     f"a forward pass has fewer than {FEWEST_ROWS} rows that count: none of them is "
-                    "called massive, and numbers without massive rows are missing there."
+                    "called massive, and numbers without massive rows are missing or hold them."
                 )
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed

@@ -311,7 +311,8 @@ class StepMonitor(Monitor):
             self._optimizer_hook = None
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
-        if self._trains_model(optimizer):
+        own = {*self._model.parameters()}
+        if any(weight in own for group in optimizer.param_groups for weight in group["params"]):
             self._has_stepped = True
             # ranks must agree on when; one of them may skip a step
             if not (self._is_inside or has_other_ranks()):
