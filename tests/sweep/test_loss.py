@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -8,6 +9,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 
 from embedgeo.sweep.measure import TokenLoss
@@ -29,11 +32,34 @@ def test_the_loss_is_the_models_own():
         loss = TokenLoss(made, [], None)
         with torch.inference_mode():
             loss.find_head(IDS[:1, :8])
+            loss.require_unseen(IDS[:1])
             for batch in IDS.split(2):
                 loss.add(loss.run(batch), Batch(batch, None, None))
         total, count = loss.total.tolist()
         want = made(IDS, labels=IDS).loss.item()
         assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
+
+
+def own():
+    block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.Sequential(
+        nn.Embedding(300, 16),
+        nn.TransformerEncoder(block, 2, enable_nested_tensor=False),
+        nn.Linear(16, 300),
+    )
+
+
+def xlnet():
+    return XLNetLMHeadModel(XLNetConfig(vocab_size=300, d_model=16, n_layer=2, n_head=2))
+
+
+@pytest.mark.parametrize("make", [own, xlnet])
+def test_no_loss_is_recorded_of_a_model_that_sees_the_next_tokens(make):
+    torch.manual_seed(0)
+    loss = TokenLoss(make().eval(), [], None)
+    with torch.no_grad(), pytest.warns(UserWarning, match="no loss is recorded of"):
+        loss.require_unseen(IDS[:1])
+    assert not loss.is_wanted
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
