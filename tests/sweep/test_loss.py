@@ -13,6 +13,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
+from embedgeo.checkpoints.loading import stated_positions
 from embedgeo.sweep.measure import TokenLoss
 from embedgeo.sweep.texts import Batch
 from tests.sweep.tiny import SIZES, model
@@ -56,7 +57,9 @@ def xlnet():
 @pytest.mark.parametrize("make", [own, xlnet])
 def test_no_loss_is_recorded_of_a_model_that_sees_the_next_tokens(make):
     torch.manual_seed(0)
-    loss = TokenLoss(make().eval(), [], None)
+    made = make()
+    assert stated_positions(made) is None
+    loss = TokenLoss(made.eval(), [], None)
     with torch.no_grad(), pytest.warns(UserWarning, match="no loss is recorded of"):
         loss.require_unseen(IDS[:1])
     assert not loss.is_wanted

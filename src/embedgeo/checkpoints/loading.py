@@ -565,7 +565,7 @@ def stated_positions(model: nn.Module) -> int | None:
     None if neither does.
     """
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(stated, int):
+    if not isinstance(stated, int) or stated < 1:  # of XLNet, which has no limit
         return None if is_hugging_face(model) else num_positions(model)
     # RoBERTa's table has positions up to that of padding, which it never uses
     tables = (
