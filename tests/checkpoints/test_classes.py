@@ -19,6 +19,7 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     GPT2Config,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     LlamaConfig,
     LlavaConfig,
@@ -29,7 +30,7 @@ from transformers import (
 )
 
 import embedgeo
-from embedgeo.checkpoints.loading import load_tokenizer
+from embedgeo.checkpoints.loading import described_model, load_tokenizer
 from embedgeo.cli import main
 from tests.sweep.conftest import (
     hub as hub,  # noqa: PLC0414  # a fixture
@@ -205,12 +206,19 @@ def test_what_makes_the_model_of_a_file_is_refused_beside_a_folder_or_a_reposito
         assert "Leave model_class out" in capsys.readouterr().err
 
 
-def test_the_head_of_a_classifier_may_be_beside_the_weights(tmp_path):
-    config = DistilBertConfig(vocab_size=64, dim=16, n_layers=1, n_heads=2, hidden_dim=32)
-    saved = DistilBertForSequenceClassification(config)
+@pytest.mark.parametrize(
+    "saved",
+    [
+        DistilBertForSequenceClassification(
+            DistilBertConfig(vocab_size=64, dim=16, n_layers=1, n_heads=2, hidden_dim=32)
+        ),
+        GPT2ForSequenceClassification(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2)),
+    ],
+)
+def test_a_classifier_is_loaded_without_a_head(tmp_path, saved):
     saved.save_pretrained(tmp_path)
-    loaded = load(tmp_path)
-    assert loaded.state_dict().keys() == saved.distilbert.state_dict().keys()
+    for loaded in (load(tmp_path), described_model(tmp_path)):
+        assert loaded.state_dict().keys() == saved.base_model.state_dict().keys()
 
 
 TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64}

@@ -98,6 +98,15 @@ def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_
     assert facts(run / "step2", final=True) == [("step2", "step2", 2, "step", True)]
 
 
+def test_a_model_with_a_folder_of_checkpoints_beside_it_is_final(tmp_path):
+    run = write_files(tmp_path / "run", checkpoint_files(3))
+    write_files(run / "checkpoints", {"notes.txt": b""})
+    assert facts(run) == [("run", "run", 0, "", False)]
+    local_run(run / "checkpoints", steps=(2, 10))
+    assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
+    assert facts(run, final=True) == [("run", "run", 0, "", False)]
+
+
 def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
     write_files(tmp_path, {"best.ckpt": bin_file({"state_dict": {}})})
     assert facts(tmp_path / "best.ckpt") == [("best.ckpt", "best.ckpt", 0, "", False)]

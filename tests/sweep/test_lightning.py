@@ -141,16 +141,6 @@ class PositionsFirst(Forward):
         self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 8)])
 
 
-class Transposing(PositionsFirst):
-    def forward(self, token_ids):
-        return self.head(self.blocks[0](self.embedding(token_ids).transpose(0, 1))).transpose(0, 1)
-
-
-def test_a_model_that_transposes_what_it_is_given_is_measured(tmp_path, asked):
-    save(tmp_path / "run" / "step=1.ckpt", model := Transposing(), 1)
-    assert sweep(tmp_path / "run", **asked, model_class=class_of(model)) == 0
-
-
 @pytest.mark.parametrize(
     ("model", "why"),
     [

@@ -8,8 +8,11 @@ from transformers import (
     Gemma2ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 
+from embedgeo.checkpoints.loading import stated_positions
 from embedgeo.sweep.measure import TokenLoss
 from embedgeo.sweep.texts import Batch
 from tests.sweep.tiny import SIZES, model
@@ -29,11 +32,22 @@ def test_the_loss_is_the_models_own():
         loss = TokenLoss(made, [], None)
         with torch.inference_mode():
             loss.find_head(IDS[:1, :8])
+            loss.require_unseen(IDS[:1])
             for batch in IDS.split(2):
                 loss.add(loss.run(batch), Batch(batch, None, None))
         total, count = loss.total.tolist()
         want = made(IDS, labels=IDS).loss.item()
         assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
+
+
+def test_no_loss_is_recorded_of_a_model_that_sees_the_next_tokens():
+    torch.manual_seed(0)
+    made = XLNetLMHeadModel(XLNetConfig(vocab_size=300, d_model=16, n_layer=2, n_head=2))
+    assert stated_positions(made) is None
+    loss = TokenLoss(made.eval(), [], None)
+    with torch.no_grad(), pytest.warns(UserWarning, match="no loss is recorded of"):
+        loss.require_unseen(IDS[:1])
+    assert not loss.is_wanted
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])

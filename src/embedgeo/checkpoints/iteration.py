@@ -190,25 +190,19 @@ def _choose(found: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
         chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
     # so that they are said to have failed
     others = {UNREADABLE} if steps in ("all", "log", "final") else set()
-    if not others:
-        _warn_of_lacking(found, chosen)
-    return [
-        each
-        for each in found
-        if each.step in chosen[each.position.series] | others or not each.has_step
-    ]
-
-
-def _warn_of_lacking(found: Sequence[Checkpoint], chosen: Mapping[str, set[int]]) -> None:
-    """Warn of the steps asked for that a series does not have, nor another one of its model."""
     for series, one in {each.position.series: each for each in found}.items():
         own = {e.step for e in found if e.model == one.model or e.position.series == series}
-        if one.has_step and (lacking := sorted(chosen[series] - own)):
+        if not others and one.has_step and (lacking := sorted(chosen[series] - own)):
             warnings.warn(
                 f"{one.model}: left out step {listed(lacking)}, of which there is no checkpoint "
                 f"beside {one.name}.",
                 stacklevel=2,
             )
+    return [
+        each
+        for each in found
+        if each.step in chosen[each.position.series] | others or not each.has_step
+    ]
 
 
 def _sample(checkpoint: Checkpoint) -> str:

@@ -54,6 +54,7 @@ from embedgeo.checkpoints.files import (
 from embedgeo.formatting import listed, reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
+_OTHER_HEADS = re.compile("Classification|QuestionAnswering|MultipleChoice|RewardModel")
 # a configuration expands their number into lists before there is a model to compare with the files
 _MOST_LAYERS = 1000
 # each costs memory even without data, and some counts of modules are not called layers
@@ -158,6 +159,10 @@ def _names_causal_head(config: PreTrainedConfig) -> bool:
     return any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or ())
 
 
+def _names_other_head(config: PreTrainedConfig) -> bool:
+    return any(map(_OTHER_HEADS.search, config.architectures or ()))
+
+
 def is_encoder_model(model: nn.Module) -> bool:
     """Tell a model whose positions see those after them from one that predicts the next token."""
     config = getattr(measured_model(model), "config", None)
@@ -230,7 +235,7 @@ def described_model(folder: Path, *, trust_remote_code: bool | None = None) -> n
     # the head of a decoder may be its embedding, which is there
     needs_head = is_encoder(config) or not config.tie_word_embeddings
     is_bare = needs_head and type(body).__name__ in (config.architectures or ())
-    return body if is_bare else model
+    return body if is_bare or _names_other_head(config) else model
 
 
 def _auto_class(config: PreTrainedConfig, trust_remote_code: bool | None) -> Any:
@@ -303,7 +308,8 @@ def load_model(
     _require_all_weights(model, info, types)
     _fill_buffers(model)
     model.config.use_cache = False  # nothing is generated
-    if info["missing_keys"]:  # of a head, which has random weights
+    # a head that has random weights, or is the embedding and was not trained
+    if info["missing_keys"] or _names_other_head(config):
         model = model.base_model
     loaded: nn.Module = model.eval()
     return loaded
@@ -559,7 +565,7 @@ def stated_positions(model: nn.Module) -> int | None:
     None if neither does.
     """
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(stated, int):
+    if not isinstance(stated, int) or stated < 1:  # of XLNet, which has no limit
         return None if is_hugging_face(model) else num_positions(model)
     # RoBERTa's table has positions up to that of padding, which it never uses
     tables = (

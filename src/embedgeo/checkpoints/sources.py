@@ -389,14 +389,15 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     """
     folder = _absolute(model)
     own = "" if is_only else folder.name
+    place = folder
     if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
-        folder /= "checkpoints"  # of a Lightning logger's folder of a run
+        place /= "checkpoints"  # of a Lightning logger's folder of a run
     candidates = (
         [folder]
         if folder.is_file()
-        else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+        else sorted(p for p in place.iterdir() if not p.name.startswith("."))
     )
-    is_model = (folder / "config.json").is_file()
+    is_model = (place / "config.json").is_file()
     paths = [
         p
         for p in candidates
@@ -405,7 +406,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     named = {path: position for path in paths if (position := _named_position(path))}
     known = {**named, **_unnamed_positions(paths, named)}
     positions = {path: position for path, position in known.items() if position}
-    if not positions and is_model:
+    if not positions and (folder / "config.json").is_file():
         itself = folder if parse_position(folder.name) else folder.resolve()
         if position := parse_position(itself.name):
             positions[itself] = position

@@ -5,6 +5,7 @@ import gc
 import json
 import shutil
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -174,7 +175,10 @@ class Worker:
         device = weights_device(geometry.model)
         modules = [call.module for layer in geometry.layers for call in layer.calls]
         loss = TokenLoss(geometry.model, modules, text.mask_token_id)
-        loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
+        token_ids = text.token_ids[: int(text.lengths.max())].view(1, -1).to(device)
+        loss.find_head(token_ids)
+        if loss.is_wanted and text.mask_token_id is None:
+            loss.require_unseen(token_ids)
         for on_cpu in text.batches(self.settings.batch_size):
             batch = on_cpu.to(device)
             if batch.word_ids is not None:
@@ -271,12 +275,32 @@ class TokenLoss:
             if logits is not None and torch.equal(product, logits):
                 self._head = head
 
+    def require_unseen(self, token_ids: Tensor) -> None:
+        """Leave the loss out, and say so, if the model sees the tokens that it is to predict: if a
+        position changes with those after it.
+        """
+        last = token_ids.shape[1] // 4 * 2  # even, where no block of positions ends
+        others = token_ids.clone()
+        others[:, last + 1 :] = others[:, :1]
+        states, changed = self.run(token_ids), self.run(others)
+        if states is not None and changed is not None:
+            change = (changed[0, last] - states[0, last]).std()
+            # rounding depends on other tokens where experts take theirs together
+            if change > torch.finfo(states.dtype).eps ** 0.5 * states[0, last].std():
+                self.is_wanted = False
+                warnings.warn(
+                    f"no loss is recorded of {type(self._model).__name__}: its positions see those "
+                    "after them, and so the tokens that it would have to predict.",
+                    stacklevel=2,
+                )
+
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None
-        without logits.
+        without logits of each token.
         """
         if self._head is None:
-            return find_logits(self._model, self._forward(token_ids, mask))
+            states = find_logits(self._model, self._forward(token_ids, mask))
+            return states if states is not None and states.shape[:-1] == token_ids.shape else None
         with _shortened(self._head) as inputs:
             self._forward(token_ids, mask)
         return inputs[0]
@@ -288,7 +312,7 @@ class TokenLoss:
         token_ids, mask, predicts = batch[:3]
         if self.is_wanted and predicts is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(predicts, self._mask_token_id), mask)
-        if not self.is_wanted or states is None or states.shape[:-1] != token_ids.shape:
+        if not self.is_wanted or states is None:
             self.is_wanted = False
             return
         targets = token_ids

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
@@ -38,7 +37,6 @@ from embedgeo.text.tokenizing import (
 
 # of a word's continuation (WordPiece) or start (byte-level BPE, SentencePiece)
 _MARKS = ("##", "Ġ", "▁")
-_OF_ORDER = (nn.MultiheadAttention, nn.RNNBase)  # which tell the order of what they take
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
@@ -398,19 +396,17 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
         )
 
         def require_order(module: nn.Module, args: tuple[Any, ...]) -> None:
-            is_turned = isinstance(module, _OF_ORDER) and not module.batch_first
-            if is_turned and args and args[0].shape[:2] == (1, needed):
+            if args and args[0].shape[:2] == (1, needed):
                 raise ValueError(
                     f"{type(module).__name__} takes (positions, sequences), batch_first=False: "
                     "transpose the embeddings in forward, and the logits back"
                 )
 
-        hook = register_module_forward_pre_hook(require_order)
-        try:
-            with torch.inference_mode(), loading.requiring(rule, needed):
-                network(text.token_ids[:needed][None])
-        finally:
-            hook.remove()
+        for module in network.modules():
+            if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and not module.batch_first:
+                module.register_forward_pre_hook(require_order)
+        with torch.inference_mode(), loading.requiring(rule, needed):
+            network(text.token_ids[:needed][None])
 
 
 def _require_no_padding(network: Any, text: ProbeText) -> None:
