@@ -131,3 +131,45 @@ def test_of_two_models_side_by_side_none_is_guessed(build):
     with observe(model, lambda module: module.student) as geometry:
         model.student(token_batch()["input_ids"])
     assert [*geometry.compute()] == layer_names(build())
+
+
+# ── The final norm
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Norms(Titan):
+    """Has its blocks and norms in one order, and calls them in another one."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name in names.split():
+            self.add_module(name, self._modules.pop(name, nn.RMSNorm(16)))
+
+    def forward(self, ids, names):
+        x = self.tok_embeddings(ids)
+        for name in names.split():
+            for module in self.layers.values() if name == "layers" else [getattr(self, name)]:
+                x = module(x + 1)
+
+
+@pytest.mark.parametrize(
+    ("defined", "called", "is_left_out"),
+    [
+        ("layers norm other", "layers norm other", False),  # MAE, token prediction
+        ("norm layers", "norm layers norm", False),
+        ("other norm layers", "other layers norm", False),
+        ("norm layers", "norm layers", True),  # wav2vec 2.0
+        ("layers other norm", "layers norm other", True),
+        ("layers norm", "layers norm norm", True),  # deep supervision
+    ],
+)
+def test_the_final_norm_is_the_next_one_after_the_blocks(defined, called, is_left_out):
+    model, batch = Norms(defined), {"ids": token_batch()["input_ids"], "names": called}
+    states = []
+    model.norm.register_forward_hook(lambda *call: states.append(call[-1]))
+    if is_left_out:
+        with pytest.warns(UserWarning, match="must be the next norm after the last block, once"):
+            assert not observed(model, batch, "final_norm").compute()
+    else:
+        rows, _ = rows_seen(observed(model, batch, "final_norm"), "final_norm")
+        assert torch.equal(rows, states[-1].flatten(0, 1))

@@ -450,7 +450,9 @@ class ForwardPass:
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of calls to be averaged: number, sum
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
-    # by layer: reads the last call of its module, once the outermost call ends
+    # by layer that follows others: which of these was called last
+    before: dict[str, nn.Module] = field(default_factory=dict)
+    # by layer: reads the call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
     has_rows: bool = False  # have been asked for
     shape: torch.Size | None = None  # of the rows of the last block so far
@@ -836,7 +838,7 @@ class ForwardInputs:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
         recorded = [*self.token_ids.values()]
-        if not rows.layer.name.endswith("final_norm"):  # which may follow other look-ups
+        if not rows.layer.after:  # which may follow other look-ups
             recorded += self._later_ids.values()
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
