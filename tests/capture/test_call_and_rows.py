@@ -570,6 +570,19 @@ def test_embeddings_of_several_look_ups_all_count():
     assert "token_types" not in values["block.00"]
 
 
+def test_rows_that_images_take_have_no_token_type():
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    image = hf.CLIPVisionConfig(**shape, image_size=16, patch_size=8, num_hidden_layers=2)
+    config = hf.LlavaConfig(vision_config=image, text_config=llama().config, image_token_id=50)
+    ids = torch.cat([torch.full((4, 4), 50), ids_of()], 1)
+    model, pixels = hf.LlavaForConditionalGeneration(config), torch.randn(4, 3, 16, 16)
+    for ignored, num_rows in ([], 52), ([50], 36):
+        with torch.no_grad(), observe(model, "embed", ignore_token_ids=ignored) as geometry:
+            model(ids, pixels)
+        values = geometry.compute()["embed"]
+        assert [values[key] for key in ("n", "V_W")] == [num_rows, 0]
+
+
 class Branches(Small):
     """Its blocks give two tensors of the shape of their input, the second of which is the state."""
 
