@@ -500,7 +500,7 @@ class ForwardInputs:
             and module not in self.enclosing_modules
             and structure.contains_any(module, parts)
         ]
-        self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
+        self.weights = [weight for part in parts for weight in part.parameters()]
         # the smallest position id of all passes until it is set back
         self.first_position: int | None = None
         # positions in a cache before and after the last call of each module

@@ -195,11 +195,10 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         names = [*structure.module_names(model)][:6]
-        instead = f"Name layers by a pattern of module names instead, such as {', '.join(names)}."
-        remedy = instead if names else "It has no modules."
         raise ValueError(
             f"layers={pattern!r} needs a list of transformer blocks; found none in "
-            f"{type(model).__name__}. {remedy}"
+            f"{type(model).__name__}. Name layers by a pattern of module names instead, such as "
+            f"{', '.join(names) or 'none'}."
         )
     return standard if pattern == "blocks" else numbered
 
@@ -281,8 +280,10 @@ def _glob(
             pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything}
         )
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
-        remedy = f"Close to it: {', '.join(close[:6])}." if close else "It has no modules."
-        raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. {remedy}")
+        raise ValueError(
+            f"layers={pattern!r} matches no layer of {type(model).__name__}. "
+            f"Close to it: {', '.join(close[:6]) or 'none'}."
+        )
     return matching
 
 

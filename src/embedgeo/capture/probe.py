@@ -427,21 +427,21 @@ class Probe:
         forward.num_calls[layer.name, i] += 1
         is_again = is_inside and number >= call.calls_per_forward
         if is_again and not layer.after:
-            times = "once" if call.calls_per_forward == 1 else f"{call.calls_per_forward} times"
             raise ValueError(
-                f"{must} be called {times} in a forward pass; its {kind} was called again, as in a "
-                "looped model. Measure modules that are called once, by layers= with a pattern of "
-                "their names, or leave the layer out."
+                f"{must} be called once in a forward pass for each time that it is listed; its "
+                f"{kind} was called again, as in a looped model. Measure modules that are called "
+                "once, by layers= with a pattern of their names, or leave the layer out."
             )
         if not is_again and number % call.calls_per_forward != call.index:
             return False
         if layer.after and forward.before.get(layer.name) is not layer.after[0]:
-            why = (
-                f"must be the next norm after the last block, once; its {kind} is called before "
-                "the blocks, after another norm, or again: it is left out."
-            )
             if is_inside:  # a later call may be that one
-                forward.held[layer.name] = partial(self._leave_out, layer, why)
+                forward.held[layer.name] = partial(
+                    self._leave_out,
+                    layer,
+                    f"must be the next norm after the last block, once; its {kind} is called "
+                    "before the blocks, after another norm, or again: it is left out.",
+                )
             return False
         if is_inside and layer.place is not None:
             part = side(layer.name)

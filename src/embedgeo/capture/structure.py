@@ -162,14 +162,7 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
         both = measured.get_encoder(), measured.get_decoder()
     if len({measured, *both}) < 3:
         return {"": measured}
-    parts: dict[str, nn.Module] = dict(zip(("encoder.", "decoder."), both, strict=True))
-    stacks = {
-        prefix: stack for prefix, part in parts.items() if (stack := find_stack(part)) is not None
-    }
-    if not is_hugging_face(measured) and [*stacks.values()] == [find_stack(measured)]:
-        # the other one was replaced by a head, say: the tables are beside it
-        return dict.fromkeys(stacks, measured)
-    return parts
+    return dict(zip(("encoder.", "decoder."), both, strict=True))
 
 
 def find_stack(submodel: nn.Module) -> Stack | None:
@@ -246,9 +239,15 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
 
 
 def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
-    """Tell whether the parts of blocks are in several lists side by side, one of them of norms."""
+    """Tell whether the parts of blocks are in several lists side by side, one of them of norms or
+    attention.
+    """
     lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
-    return len(lists) > 1 and any(all(map(is_norm, each)) for each in lists)
+    parts = (
+        {is_norm(m) or type(m).__name__.endswith(("Attention", "Attn")) for m in each}
+        for each in lists
+    )
+    return len(lists) > 1 and {True} in parts
 
 
 def is_callable(block: nn.Module) -> bool:
@@ -329,19 +328,6 @@ def torch_attention(submodel: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, _TORCH_ATTENTION) and module not in inside:
             inside.update(module.modules())
             yield module
-
-
-def weights_of_rows(submodel: nn.Module) -> list[nn.Parameter]:
-    """The parameters on which hidden states depend: of the embedding tables of tokens and of the
-    blocks with what is beside them; all, where there are no blocks.
-    """
-    stack = find_stack(submodel)
-    inner = submodel if stack is None else stack.parent
-    return list(
-        dict.fromkeys(
-            weight for m in (inner, *token_embeddings(submodel)) for weight in m.parameters()
-        )
-    )
 
 
 def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
