@@ -338,25 +338,6 @@ def test_rows_of_images_are_not_those_of_as_many_tokens(kind):
     assert values["block.01"]["n"] == 2 * length
 
 
-@pytest.mark.parametrize("tokens", [True, False])
-def test_a_norm_of_pooled_rows_is_left_out(tokens):
-    class Pooled(Small):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.LayerNorm(8)
-
-        def forward(self, x):
-            x = self.word(x) if tokens else x
-            for layer in self.layers:
-                x = layer(x)
-            return self.norm(x.mean(1))
-
-    x = torch.arange(12).view(3, 4) if tokens else torch.randn(3, 4, 8)
-    with pytest.warns(UserWarning, match="'final_norm' is of pooled rows"):
-        values = measured(Pooled(), x)
-    assert [each["n"] for each in values.values()] == [12] * 3
-
-
 class Masked(Small):
     """Takes token ids or embeddings, and masks."""
 
@@ -570,6 +551,16 @@ def test_embeddings_of_several_look_ups_all_count():
     assert "token_types" not in values["block.00"]
 
 
+def test_rows_that_images_take_have_no_token_type():
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    image = hf.CLIPVisionConfig(**shape, image_size=16, patch_size=8, num_hidden_layers=2)
+    config = hf.LlavaConfig(vision_config=image, text_config=llama().config, image_token_id=50)
+    ids = torch.cat([torch.full((4, 4), 50), ids_of()], 1)
+    model, pixels = hf.LlavaForConditionalGeneration(config), torch.randn(4, 3, 16, 16)
+    values = measured(model, ids, pixels, layers="embed")["embed"]
+    assert [values[key] for key in ("n", "V_W")] == [52, 0]
+
+
 class Branches(Small):
     """Its blocks give two tensors of the shape of their input, the second of which is the state."""
 
@@ -673,8 +664,11 @@ def test_packed_texts_are_texts(rows, told):
     with torch.no_grad(), observe(model, rows=rows) as one_by_one:
         for text in ids[0].split(LENGTHS):
             model(text[None])
+    given = {told.split()[0]: TOLD[told]}
     with torch.no_grad(), observe(model, rows=rows) as together:
-        model(ids, **{told.split()[0]: TOLD[told]})
+        model(ids, **given)
+    with pytest.raises(ValueError, match="must be those of 72 position ids"):
+        measured(model, ids.view(4, 18), **given)
     keys = "n", "Q", "M"
     if rows == "tokens":
         keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"

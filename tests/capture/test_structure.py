@@ -106,7 +106,8 @@ def test_blocks_that_are_lists_or_cut_into_several_are_refused_and_patterns_meas
             "attentions": nn.ModuleList(nn.MultiheadAttention(4, 1) for _ in range(2)),
         }
     )
-    for model in (OfLists(), cut):
+    mlps = nn.ModuleList(nn.Sequential(nn.Linear(4, 99)) for _ in range(2))
+    for model in (OfLists(), cut, nn.ModuleDict({**cut, "norms": mlps})):
         with pytest.raises(ValueError, match=r"found none in .* Name layers by a pattern"):
             layer_names(model)
     ids = token_batch()["input_ids"]
@@ -131,3 +132,46 @@ def test_of_two_models_side_by_side_none_is_guessed(build):
     with observe(model, lambda module: module.student) as geometry:
         model.student(token_batch()["input_ids"])
     assert [*geometry.compute()] == layer_names(build())
+
+
+# ── The final norm
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Norms(Titan):
+    """Has its blocks and norms in one order, and calls them in another one."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name in names.split():
+            self.add_module(name, self._modules.pop(name, nn.RMSNorm(16)))
+
+    def forward(self, ids, names):
+        x = self.tok_embeddings(ids)
+        for name in names.split():
+            for module in self.layers.values() if name == "layers" else [getattr(self, name)]:
+                x = module(x + 1)
+
+
+@pytest.mark.parametrize(
+    ("defined", "called", "why_not"),
+    [
+        ("layers norm other", "layers norm other", ""),  # MAE, token prediction
+        ("other norm layers", "other layers norm", ""),
+        ("norm layers", "norm layers", "the next norm after"),  # wav2vec 2.0
+        ("layers other norm", "layers norm other", "the next norm after"),
+        ("layers norm", "layers norm norm", "the next norm after"),  # deep supervision
+        ("layers norm", "layers pool norm", "of pooled rows"),
+    ],
+)
+def test_the_final_norm_is_the_next_one_after_the_blocks(defined, called, why_not):
+    model, states = Norms(defined), []
+    model.pool = nn.AdaptiveAvgPool2d((1, 16))
+    model.norm.register_forward_hook(lambda *call: states.append(call[-1]))
+    batch, layers = {"ids": token_batch()["input_ids"], "names": called}, ["block.02", "final_norm"]
+    if why_not:
+        with pytest.warns(UserWarning, match=f"'final_norm' .*{why_not}"):
+            assert [*observed(model, batch, layers).compute()] == ["block.02"]
+    else:
+        rows, _ = rows_seen(observed(model, batch, layers), "final_norm")
+        assert torch.equal(rows, states[-1].flatten(0, 1))

@@ -21,6 +21,7 @@ from embedgeo.capture.calls import arguments_by_name
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.torch_names import has_gradients, is_transformed, version
 from embedgeo.functional.rows import (
+    NO_TYPE,
     has_rows_without_type,
     on_cpu,
     require_marks,
@@ -452,8 +453,11 @@ class ForwardPass:
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of calls to be averaged: number, sum
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
-    # by layer: reads the last call of its module, once the outermost call ends
+    # by layer that follows others: which of these was called last
+    before: dict[str, nn.Module] = field(default_factory=dict)
+    # by layer: reads the call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
+    own: Tensor | None = None  # rows that are still those of the table; None: all, or none is
     has_rows: bool = False  # have been asked for
     shape: torch.Size | None = None  # of the rows of the last block so far
 
@@ -498,7 +502,7 @@ class ForwardInputs:
             and module not in self.enclosing_modules
             and structure.contains_any(module, parts)
         ]
-        self.weights = [weight for part in parts for weight in structure.weights_of_rows(part)]
+        self.weights = [weight for part in parts for weight in part.parameters()]
         # the smallest position id of all passes until it is set back
         self.first_position: int | None = None
         # positions in a cache before and after the last call of each module
@@ -574,11 +578,14 @@ class ForwardInputs:
         # of several, other ones are among the rows in front
         if len(self._lookups) == 1 and call.embeddings is not None:
             table, ids, rows = self._lookups[0]
-            num_virtual = call.embeddings.shape[1] - rows.shape[1]
-            if num_virtual >= 0 and torch.equal(call.embeddings[:, num_virtual:].to(rows), rows):
-                self._num_virtual = num_virtual
-                self.token_ids[table, ids.shape, 0] = ids
-        self._lookups = []
+            given = call.embeddings[:, -rows.shape[1] :]
+            if given.shape == rows.shape:
+                own = (given == rows.to(given)).all(2)
+                if bool(own.all()):
+                    self._num_virtual = call.embeddings.shape[1] - rows.shape[1]
+                    self.token_ids[table, ids.shape, 0] = ids
+                elif bool((own & given.any(2)).any()):  # zeros are equal whatever they are times
+                    self.forward.own = own.to(ids.device)
 
     def _take(self, call: _RunningCall) -> None:
         """Let what a call is told hold in place of what those around it are."""
@@ -659,6 +666,7 @@ class ForwardInputs:
         """Record that the enclosing module called last has returned; it raised without ``call``."""
         if call and self._running and not self.token_ids:
             self.has_unread_ids |= bool(self._running[0].integers)
+        self._lookups = []
         del self._running[-1:]  # there is none after a `reset` inside the call
 
     def is_outermost(self, module: nn.Module) -> bool:
@@ -728,7 +736,7 @@ class ForwardInputs:
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
-            if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
+            if isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookups = [*self._lookups[-1:], (table, ids, output.detach())]
 
     def _take_ids(self, table: nn.Module, ids: Tensor) -> None:
@@ -795,6 +803,14 @@ class ForwardInputs:
                 words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, given.get("mask"), hidden.device)
+            own = self.forward.own
+            if (
+                ids is not None
+                and own is not None
+                and own.shape == ids.shape
+                and "token_ids" not in given
+            ):
+                ids = ids.where(own, NO_TYPE)  # images take the others
             positions = self._of_tokens(rows, self.forward.position_ids)
             ids, kept, words, positions = on_cpu(ids, kept, words, positions)
             self.forward.position_ids = positions
@@ -838,7 +854,7 @@ class ForwardInputs:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
         recorded = [*self.token_ids.values()]
-        if not rows.layer.name.endswith("final_norm"):  # which may follow other look-ups
+        if not rows.layer.after:  # which may follow other look-ups
             recorded += self._later_ids.values()
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from embedgeo.capture import structure
-from embedgeo.capture.structure import Part, Stack
+from embedgeo.capture.structure import Part
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these,
@@ -48,7 +48,8 @@ class Layer:
     calls: tuple[ModuleCall, ...]
     # its shape is (positions, batch, d) instead of (batch, positions, d); None: nothing tells it
     positions_first: bool | None = None
-    is_last_call: bool = False  # of all calls of its module in a forward pass
+    # of a final norm: the last block, and the norms beside it, of which it must be called next
+    after: tuple[nn.Module, ...] = ()
     place: int | None = None  # among the hidden states that blocks make, one after the other
 
     @property
@@ -140,12 +141,17 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
 
 
 class _Submodel(NamedTuple):
-    """A part of the model, and the calls of its blocks; none if it has none."""
+    """A part of the model that has blocks, and the calls of these."""
 
     prefix: str
     module: nn.Module
-    stack: Stack | None
     blocks: tuple[ModuleCall, ...]
+    norms: list[nn.Module]  # beside them, the final one first
+
+    def final_norm(self, name: str) -> Layer:
+        """The layer of the final norm."""
+        after = self.blocks[-1].module, *self.norms
+        return Layer(name, (ModuleCall(self.norms[0]),), after=after)
 
     @property
     def embed(self) -> ModuleCall:
@@ -156,12 +162,14 @@ class _Submodel(NamedTuple):
 def _submodels(model: nn.Module) -> Iterator[_Submodel]:
     for prefix, module in structure.submodels(model).items():
         stack = structure.find_stack(module)
-        blocks = [] if stack is None else stack.blocks
+        if stack is None:
+            continue
+        blocks = stack.blocks
         calls = [
             ModuleCall(block, blocks[:i].count(block), blocks.count(block))
             for i, block in enumerate(blocks)
         ]
-        yield _Submodel(prefix, module, stack, tuple(calls))
+        yield _Submodel(prefix, module, tuple(calls), structure.final_norms(stack))
 
 
 def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
@@ -187,11 +195,10 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         names = [*structure.module_names(model)][:6]
-        instead = f"Name layers by a pattern of module names instead, such as {', '.join(names)}."
-        remedy = instead if names else "It has no modules."
         raise ValueError(
             f"layers={pattern!r} needs a list of transformer blocks; found none in "
-            f"{type(model).__name__}. {remedy}"
+            f"{type(model).__name__}. Name layers by a pattern of module names instead, such as "
+            f"{', '.join(names) or 'none'}."
         )
     return standard if pattern == "blocks" else numbered
 
@@ -206,24 +213,19 @@ def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
-    prefix, _, stack, blocks = submodel
-    if stack is None:
-        return
+    prefix, _, blocks, norms = submodel
     first, total = part or (0, len(blocks))
     if first == 0:
         yield Layer(f"{prefix}embed", (submodel.embed,), place=0)
     for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
-    norm = structure.final_norm(stack)
-    if norm is not None and first + len(blocks) == total:
-        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),), is_last_call=True)
+    if norms and first + len(blocks) == total:
+        yield submodel.final_norm(f"{prefix}final_norm")
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
-    prefix, module, stack, blocks = submodel
-    if stack is None:
-        return
-    last = structure.base_model(module, stack) or structure.final_norm(stack)
+    prefix, module, blocks, norms = submodel
+    last = structure.base_model(module, blocks[0].module) or next(iter(norms), None)
     if getattr(module, "main_input_name", None) == "pixel_values" or not _ties_last(module, last):
         last = None  # models of images, and some others, leave out what is after the blocks
     kind = getattr(getattr(module, "config", None), "model_type", None)
@@ -234,9 +236,9 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     ]
     for i, call in enumerate(calls[:-1] if kind in _WIDER_AT_THE_END else calls):
         name = f"{prefix}hidden.{_padded(i, len(calls))}"
-        is_last = call.module is last
-        place = None if is_last else i + is_late
-        yield Layer(name, (call,), is_last_call=is_last, place=place)
+        place = None if call.module is last else i + is_late
+        is_norm = call.module in norms
+        yield submodel.final_norm(name) if is_norm else Layer(name, (call,), place=place)
 
 
 def _ties_last(submodel: nn.Module, last: nn.Module | None) -> bool:
@@ -278,8 +280,10 @@ def _glob(
             pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything}
         )
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
-        remedy = f"Close to it: {', '.join(close[:6])}." if close else "It has no modules."
-        raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. {remedy}")
+        raise ValueError(
+            f"layers={pattern!r} matches no layer of {type(model).__name__}. "
+            f"Close to it: {', '.join(close[:6]) or 'none'}."
+        )
     return matching
 
 

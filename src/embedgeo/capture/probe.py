@@ -283,6 +283,8 @@ class Probe:
                 event: Event = "input" if call.takes_input else "output"
                 place = f"at layer {layer.name!r}"
                 yield event, _Hook(self, call.module, place, partial(self._read, layer, i))
+            for module in layer.after:
+                yield "output", _Hook(self, module, place, partial(self._pass, layer.name))
 
     @contextmanager
     def _call(
@@ -364,6 +366,9 @@ class Probe:
         finally:
             self._inputs.end_call(*call)
 
+    def _pass(self, name: str, module: nn.Module, *call: Any) -> None:
+        self._inputs.forward.before[name] = module
+
     def _read(
         self,
         layer: Layer,
@@ -393,7 +398,7 @@ class Probe:
                 "stream. Measure the module that gets their sum, by layers= with a pattern of its "
                 "name."
             )
-        if not (is_inside and (layer.is_last_call or self._inputs.awaits_mask(layer))):
+        if not (is_inside and (layer.after or self._inputs.awaits_mask(layer))):
             self._take(layer, hidden)
             return
         # in inference mode changes in place do not show
@@ -433,14 +438,22 @@ class Probe:
         number = forward.num_calls[layer.name, i]
         forward.num_calls[layer.name, i] += 1
         is_again = is_inside and number >= call.calls_per_forward
-        if is_again and not layer.is_last_call:
-            times = "once" if call.calls_per_forward == 1 else f"{call.calls_per_forward} times"
+        if is_again and not layer.after:
             raise ValueError(
-                f"{must} be called {times} in a forward pass; its {kind} was called again, as in a "
-                "looped model. Measure modules that are called once, by layers= with a pattern of "
-                "their names, or leave the layer out."
+                f"{must} be called once in a forward pass for each time that it is listed; its "
+                f"{kind} was called again, as in a looped model. Measure modules that are called "
+                "once, by layers= with a pattern of their names, or leave the layer out."
             )
         if not is_again and number % call.calls_per_forward != call.index:
+            return False
+        if layer.after and forward.before.get(layer.name) is not layer.after[0]:
+            if is_inside:  # a later call may be that one
+                forward.held[layer.name] = partial(
+                    self._leave_out,
+                    layer,
+                    f"must be the next norm after the last block, once; its {kind} is called "
+                    "before the blocks, after another norm, or again: it is left out.",
+                )
             return False
         if is_inside and layer.place is not None:
             part = side(layer.name)
@@ -477,7 +490,7 @@ class Probe:
             forward, shape = self._inputs.forward, state.shape[:-1]
             if layer.place is not None:
                 forward.shape = shape
-            elif layer.name.endswith("final_norm") and shape != (forward.shape or shape):
+            elif layer.after and shape != (forward.shape or shape):
                 self._leave_out(layer, "is of pooled rows, not of tokens: it is left out.")
                 return
             self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))

@@ -101,14 +101,9 @@ def require_whole_sequences(model: nn.Module) -> None:
 
 
 def _several(model: nn.Module, names: Sequence[str]) -> ValueError:
-    trained = (
-        name
-        for name in reversed(names)
-        if any(weight.requires_grad for weight in model.get_submodule(name).parameters())
-    )
     return ValueError(
         f"one model must be measured; {type(model).__name__} has {listed(names)} side by side. "
-        f"Choose one: layers=lambda module: module.{next(trained, names[-1])}, and a sweep needs "
+        f"Choose one: layers=lambda module: module.{names[-1]}, and a sweep needs "
         "the weights of one alone."
     )
 
@@ -167,14 +162,7 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
         both = measured.get_encoder(), measured.get_decoder()
     if len({measured, *both}) < 3:
         return {"": measured}
-    parts: dict[str, nn.Module] = dict(zip(("encoder.", "decoder."), both, strict=True))
-    stacks = {
-        prefix: stack for prefix, part in parts.items() if (stack := find_stack(part)) is not None
-    }
-    if not is_hugging_face(measured) and [*stacks.values()] == [find_stack(measured)]:
-        # the other one was replaced by a head, say: the tables are beside it
-        return dict.fromkeys(stacks, measured)
-    return parts
+    return dict(zip(("encoder.", "decoder."), both, strict=True))
 
 
 def find_stack(submodel: nn.Module) -> Stack | None:
@@ -251,9 +239,15 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
 
 
 def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
-    """Tell whether the parts of blocks are in several lists side by side, one of them of norms."""
+    """Tell whether the parts of blocks are in several lists side by side, one of them of norms or
+    attention.
+    """
     lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
-    return len(lists) > 1 and any(all(map(is_norm, each)) for each in lists)
+    parts = (
+        {is_norm(m) or type(m).__name__.endswith(("Attention", "Attn")) for m in each}
+        for each in lists
+    )
+    return len(lists) > 1 and {True} in parts
 
 
 def is_callable(block: nn.Module) -> bool:
@@ -261,36 +255,36 @@ def is_callable(block: nn.Module) -> bool:
     return getattr(block.forward, "__func__", None) is not nn.Module.forward
 
 
-def final_norm(stack: Stack) -> nn.Module | None:
-    """The norm after the last block; None if the model has none."""
+def final_norms(stack: Stack) -> list[nn.Module]:
+    """The norms beside the blocks, that may follow them. By the order in which they are defined the
+    final one is the first one: the first behind the list of blocks, else the last before it.
+    """
     # DeBERTa's only norm here is applied to relative positions
     if hasattr(stack.parent, "norm_rel_ebd"):
-        return None
-    norms = []
-    follows_blocks = False
+        return []
+    before, behind = list[nn.Module](), list[nn.Module]()
+    norms = before
     for name, child in stack.parent.named_children():
         # BART's, applied before the blocks though defined after them
         if name == "layernorm_embedding":
             continue
-        follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
+        if stack.blocks[0] in map(unwrapped, child.children()):
+            norms = behind
         module = unwrapped(child)
         leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
-        inside = [leaf is not module and is_norm(leaf) for leaf in leaves]
         # one with nothing but norms inside is one, too: an adapter may train a copy
-        is_one = is_norm(module) or (is_callable(module) and all(inside))
+        is_one = is_norm(module) or (is_callable(module) and all(map(is_norm, leaves)))
         # of embeddings: before the blocks
-        if is_one and "proj" not in name and (follows_blocks or "emb" not in name):
+        if is_one and "proj" not in name and (norms is behind or "emb" not in name):
             norms.append(child)
-    return norms[-1] if norms else None
+    return [*behind, *reversed(before)]
 
 
-def base_model(submodel: nn.Module, stack: Stack) -> nn.Module | None:
-    """The Hugging Face model around the blocks that has no head, whose output is the last hidden
+def base_model(submodel: nn.Module, block: nn.Module) -> nn.Module | None:
+    """The Hugging Face model around a block that has no head, whose output is the last hidden
     state; None if there is none.
     """
-    around = [
-        m for m in submodel.modules() if is_hugging_face(m) and contains_any(m, [stack.parent])
-    ]
+    around = [m for m in submodel.modules() if is_hugging_face(m) and contains_any(m, [block])]
     headless = [m for m in around[-1:] if m.get_output_embeddings() is None]
     return headless[0] if headless else None
 
@@ -334,19 +328,6 @@ def torch_attention(submodel: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, _TORCH_ATTENTION) and module not in inside:
             inside.update(module.modules())
             yield module
-
-
-def weights_of_rows(submodel: nn.Module) -> list[nn.Parameter]:
-    """The parameters on which hidden states depend: of the embedding tables of tokens and of the
-    blocks with what is beside them; all, where there are no blocks.
-    """
-    stack = find_stack(submodel)
-    inner = submodel if stack is None else stack.parent
-    return list(
-        dict.fromkeys(
-            weight for m in (inner, *token_embeddings(submodel)) for weight in m.parameters()
-        )
-    )
 
 
 def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
@@ -427,25 +408,16 @@ def output_embedding(model: nn.Module) -> nn.Module | None:
 def find_logits(model: nn.Module, output: Any) -> Tensor | None:
     """The logits in the output of a model, shape (batch, positions, vocabulary).
 
-    They are what the output names so. Where it names none, they are the tensor that is as wide as
-    the embedding table has rows, or else as a linear module outside of the blocks makes it. None is
-    found where several are that wide.
+    They are what the output names so. Where it names none, they are the one tensor that is as wide
+    as the embedding table has rows.
     """
     parts = named_parts(output)
     if isinstance(parts.get("logits"), Tensor):
         return parts["logits"]
-    tensors = [each for each in parts.values() if isinstance(each, Tensor) and each.ndim == 3]
-    table = input_embedding(model)
-    heads = {
-        module.out_features
-        for module in _outside_blocks(measured_model(model))
-        if isinstance(module, nn.Linear)
-    }
-    for widths in ({getattr(table, "num_embeddings", 0)}, heads - {model_width(model)}):
-        candidates = [each for each in tensors if each.shape[-1] in widths]
-        if candidates:
-            return candidates[0] if len(candidates) == 1 else None
-    return None
+    width = getattr(input_embedding(model), "num_embeddings", 0)
+    tensors = (each for each in parts.values() if isinstance(each, Tensor) and each.ndim == 3)
+    candidates = [each for each in tensors if each.shape[-1] == width]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def named_parts(output: Any) -> Mapping[Any, Any]:
@@ -479,9 +451,8 @@ def model_width(model: nn.Module) -> int | None:
     """
     width = getattr(getattr(measured_model(model), "config", None), "hidden_size", None)
     width = width or getattr(input_embedding(model), "embedding_dim", None)
-    stack = find_stack(measured_model(model))
-    last = [*stack.blocks[0].parameters()][-1:] if stack is not None else []
-    width = width or next((parameter.shape[0] for parameter in last if parameter.ndim == 1), None)
+    last = [weight for stack in find_stacks(model) for weight in stack.blocks[0].parameters()][-1:]
+    width = width or next((weight.shape[0] for weight in last if weight.ndim == 1), None)
     return width if isinstance(width, int) else None
 
 

@@ -428,9 +428,9 @@ def sequence_numbers(
     """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed
     into it.
 
-    Position ids, shape (batch or 1, positions), start another one where they begin anew, and are
-    ignored if they do not fit. For rows of shape (n,), (batch, positions) are those of the
-    first ids with n elements; else each row is a sequence.
+    Position ids, shape (batch or 1, positions), start another one where they begin anew. For rows
+    of shape (n,), (batch, positions) are those of the first ids with n elements; else each row is a
+    sequence. ValueError if position ids do not fit.
     """
     grid = shape
     if len(shape) == 1:
@@ -439,7 +439,11 @@ def sequence_numbers(
             (ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1))
         )
     if position_ids is not None and position_ids.shape not in (grid[:2], (1, grid[1])):
-        position_ids = None
+        raise ValueError(
+            f"rows, {tuple(shape)}, must be those of {position_ids.shape[1]} position ids, which "
+            "are given, or told by the ends of packed texts. Give position_ids for each token, or "
+            "texts that end where the one row ends."
+        )
     numbers = _sequence_starts(grid[:2], position_ids).flatten().cumsum(0) - 1
     return numbers.view(*grid[:2], *(1 for _ in grid[2:])).expand(grid).reshape(shape)
 
