@@ -99,41 +99,38 @@ def all_distances(x, apart=None, together=None):
     return distances
 
 
-def smallest(distances, k):
-    """The k smallest of each row, NaN where there are fewer."""
-    found = torch.full((len(distances), k), math.nan, dtype=torch.float64)
-    nearest = distances.topk(min(k, len(distances)), largest=False).values
+def smallest(distances):
+    """The two smallest of each row, NaN where there are fewer."""
+    found = torch.full((len(distances), 2), math.nan, dtype=torch.float64)
+    nearest = distances.topk(min(2, len(distances)), largest=False).values
     found[:, : nearest.shape[1]] = nearest.masked_fill(nearest.isinf(), math.nan)
     return found
 
 
-def assert_nearest(x, *numbers, apart=None, together=None):
-    """So many nearest distances are those of brute force."""
-    expected = smallest(all_distances(x, apart, together), max(numbers))
-    for k in numbers:
-        got = Neighbors(x).nearest(k, apart=apart, together=together).distances
-        torch.testing.assert_close(got, expected[:, :k], rtol=1e-6, atol=0, equal_nan=True)
+def assert_nearest(x, apart=None, together=None):
+    """The two nearest distances are those of brute force."""
+    expected = smallest(all_distances(x, apart, together))
+    got = two_nearest_distances(x, apart, together)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("x", ROWS.values(), ids=ROWS.keys())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_distances_equal_brute_force(x, dtype):
-    x = x.to(dtype)
-    assert_nearest(x, 2, 4, 9)
-    assert two_nearest_distances(x).equal(Neighbors(x).nearest(2).distances)
+    assert_nearest(x.to(dtype))
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 9, 511, 512, 513, 527, 528, 529])
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-22, 1e-40])
 def test_any_number_of_rows(n, scale):
     for dtype in (torch.float64, torch.float32):
-        assert_nearest((scale * gaussian(n, 4)).to(dtype), 1, 2, 4, 17)
+        assert_nearest((scale * gaussian(n, 4)).to(dtype))
 
 
 @pytest.mark.slow
 def test_more_rows_than_a_block_has_room_for():  # above 8,192 products serve one row
     x = torch.cat((gaussian(8101, 3), gaussian(100, 3, seed=1) / 100))
-    assert_nearest(x.float(), 4, 9)
+    assert_nearest(x.float())
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
@@ -145,7 +142,7 @@ def test_neighbours_by_label(n, labels, alike):
         x = 0.1 * x + 50 * gaussian(n, 12, seed=1)[label.unique(return_inverse=True)[1]]
     others = torch.arange(n) % 7
     for apart, together in ((label, None), (None, label), (others, label), (label, others)):
-        assert_nearest(x.float(), 2, 9, apart=apart, together=together)
+        assert_nearest(x.float(), apart, together)
 
 
 @pytest.mark.parametrize("n", [300, 800])
@@ -156,11 +153,11 @@ def test_places_are_those_of_the_neighbours_among_some_rows(n):
         of_rows = x if rows is None else x[rows]
         together = labels if rows is None else labels[rows]
         for wanted in (None, together):
-            nearest = searched.nearest(3, rows, together=None if wanted is None else labels)
+            nearest = searched.nearest(rows, together=None if wanted is None else labels)
             expected = all_distances(of_rows, together=wanted)
             places = expected.gather(1, nearest.places)
             torch.testing.assert_close(nearest.distances, places, rtol=1e-6, atol=0)
-            torch.testing.assert_close(places, smallest(expected, 3), rtol=1e-6, atol=0)
+            torch.testing.assert_close(places, smallest(expected), rtol=1e-6, atol=0)
 
 
 def scale(x):

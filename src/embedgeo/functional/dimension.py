@@ -225,16 +225,16 @@ def labelled_dimensions(
     between = None
     if types is not None:
         chosen = _one_of_each_type(types, place)
-        between = estimated(rows.nearest(2, chosen).distances, group[chosen])
+        between = estimated(rows.nearest(chosen).distances, group[chosen])
     if between_alone:
         return LabelledEstimates(None, between)
     others = sequences if apart else None
-    every = rows.nearest(2, points, others)
+    every = rows.nearest(points, others)
     of_all = estimated(every.distances, point_groups(group, place, len(points)))
     within = None
     if types is not None and sequences is not None:
         chosen = _repeated(types, place)
-        distances = rows.nearest(2, chosen, sequences, types).distances
+        distances = rows.nearest(chosen, sequences, types).distances
         has_all = distances.isfinite().all(1)
         within = estimated(distances[has_all], group[chosen[has_all]])
     same_type, same_sequence = (

@@ -36,7 +36,7 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
-_TOPK_LENGTH = 64  # of a row for each of its smallest numbers, below which topk is slower than min
+_TOPK_LENGTH = 128  # of a row, below which topk is slower than min
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 ALL_PAIRS_ROWS = 512
@@ -73,15 +73,15 @@ def two_nearest_distances(
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return Neighbors(x).nearest(2, apart=apart, together=together).distances
+    return Neighbors(x).nearest(apart=apart, together=together).distances
 
 
 class Nearest(NamedTuple):
-    """The k nearest other rows of every row."""
+    """The two nearest other rows of every row."""
 
-    # shape (n, k), float64 (float32 on a device without), ascending; NaN where there is none
+    # shape (n, 2), float64 (float32 on a device without), ascending; NaN where there is none
     distances: Tensor
-    places: Tensor  # of these rows, shape (n, k), int64; any where there is none
+    places: Tensor  # of these rows, shape (n, 2), int64; any where there is none
 
 
 class Neighbors:
@@ -141,15 +141,13 @@ class Neighbors:
 
     def nearest(
         self,
-        k: int,
         rows: Tensor | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
     ) -> Nearest:
-        """Find the k nearest of some rows among these.
+        """Find the two nearest of some rows among these.
 
         Args:
-            k: number of neighbours, a few.
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `two_nearest_distances`.
             together: labels of all rows.
@@ -162,14 +160,12 @@ class Neighbors:
                 distances = distances.index_select(0, rows).index_select(1, rows)
             elif apart is not None or together is not None:
                 distances = distances.clone()
-            return _smallest(_exclude(distances, slice(None), apart, together), k)
+            return _smallest(_exclude(distances, slice(None), apart, together))
         if together is None or len(rows) <= _WINDOW_ROWS:
-            return self._nearest(k, rows, apart, together)
+            return self._nearest(rows, apart, together)
         order, windows = _windows(together)
         of_windows = [
-            self._nearest(
-                k, rows[window], None if apart is None else apart[window], together[window]
-            )
+            self._nearest(rows[window], None if apart is None else apart[window], together[window])
             for window in windows
         ]
         distances = torch.cat([each.distances for each in of_windows])
@@ -181,12 +177,11 @@ class Neighbors:
 
     def _nearest(
         self,
-        k: int,
         rows: Tensor,
         apart: Tensor | None,
         together: Tensor | None,
     ) -> Nearest:
-        """Find the k nearest of these rows among each other; labels are theirs.
+        """Find the two nearest of these rows among each other; labels are theirs.
 
         Of more than 512 rows ``together`` is None, or the same for all of them.
         """
@@ -194,12 +189,12 @@ class Neighbors:
         x = self.x if is_all else self.x[rows]
         if len(rows) <= ALL_PAIRS_ROWS:
             every = torch.arange(len(rows), device=rows.device)
-            return Float64Rows.of(x).nearest(every, k, apart, together)
+            return Float64Rows.of(x).nearest(every, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(x, k, apart)
+        nearest, is_known = rounded.nearest(x, apart)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
-            exact = Float64Rows.of(x).nearest(pending, k, apart)
+            exact = Float64Rows.of(x).nearest(pending, apart)
             nearest.distances[pending], nearest.places[pending] = exact
         return nearest
 
@@ -232,25 +227,22 @@ def _exclude(
     return distances
 
 
-def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k least of each row of shape (m, n) and their places, or all n if these are fewer."""
+def _least(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The two least of each row of shape (m, n) and their places, or as many as there are."""
     n = values.shape[-1]
-    if _TOPK_LENGTH * k <= n or n == 0:
-        return values.topk(min(k, n), largest=False)
-    left = values.clone()
-    smallest = [left.min(-1, keepdim=True)]
-    for _ in range(min(k, n) - 1):
-        left.scatter_(-1, smallest[-1].indices, torch.inf)
-        smallest.append(left.min(-1, keepdim=True))
-    values, places = (torch.cat(each, -1) for each in zip(*smallest, strict=True))
-    return values, places
+    if not 2 <= n < _TOPK_LENGTH:
+        return values.topk(min(2, n), largest=False)
+    first = values.min(-1, keepdim=True)
+    second = values.scatter(-1, first.indices, torch.inf).min(-1, keepdim=True)
+    least, places = (torch.cat(each, -1) for each in zip(first, second, strict=True))
+    return least, places
 
 
-def _smallest(distances: Tensor, k: int) -> Nearest:
-    """Take the k smallest distances of each row of shape (m, n); NaN where they are infinite."""
-    nearest, places = _least(distances, k)
+def _smallest(distances: Tensor) -> Nearest:
+    """Take the two smallest distances of each row of shape (m, n); NaN where they are infinite."""
+    nearest, places = _least(distances)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
-    missing = k - nearest.shape[-1]
+    missing = 2 - nearest.shape[-1]
     if missing > 0:
         nearest, places = pad(nearest, (0, missing), value=torch.nan), pad(places, (0, missing))
     return Nearest(nearest, places)
@@ -336,36 +328,34 @@ class Float64Rows(NamedTuple):
         return 2 * (self.x.shape[1] + 24) * torch.finfo(self.squares.dtype).eps
 
     def nearest(
-        self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None = None
+        self, rows: Tensor, apart: Tensor | None, together: Tensor | None = None
     ) -> Nearest:
-        """Find the k nearest of these rows among all."""
+        """Find the two nearest of these rows among all."""
         found = [
-            self._nearest(block, k, apart, together)
+            self._nearest(block, apart, together)
             for block in rows.split(max(1, _FLOAT64_BLOCK // max(1, len(self.x))))
         ]
         return Nearest(*(torch.cat(each) for each in zip(*found, strict=True)))
 
-    def _nearest(
-        self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
-    ) -> Nearest:
+    def _nearest(self, rows: Tensor, apart: Tensor | None, together: Tensor | None) -> Nearest:
         if not len(rows):
-            none = self.squares.new_empty(0, k)
+            none = self.squares.new_empty(0, 2)
             return Nearest(none, none.long())
         squared, is_clear = self.squared_distances(rows, apart, together)
         if is_clear:
-            nearest, places = _smallest(squared, k)
+            nearest, places = _smallest(squared)
             return Nearest(nearest.sqrt(), places)
         sums = self.squares[rows, None] + self.squares
         is_blurred = ~(squared > self._error / _EXACT * sums)
-        # a row whose distance is larger than k others may be is none of the k
+        # a row whose distance is larger than two others may be is none of the two
         sums *= self._error
-        most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
+        most = (squared + sums).topk(min(2, len(self.x)), largest=False).values[:, -1:]
         is_blurred &= ~(squared - sums > most)
         i, j = is_blurred.nonzero(as_tuple=True)
         distances = squared.clamp_(min=0).sqrt_()
         distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
         distances.scatter_(1, rows[:, None], torch.inf)
-        return _smallest(_exclude(distances, rows, apart, together), k)
+        return _smallest(_exclude(distances, rows, apart, together))
 
 
 class RoundedRows(NamedTuple):
@@ -443,8 +433,8 @@ class RoundedRows(NamedTuple):
             _products(left, self.values[first:], length, out[:, first:])
         out[:, rows].fill_diagonal_(torch.inf)
 
-    def nearest(self, x: Tensor, k: int, apart: Tensor | None) -> tuple[Nearest, Tensor]:
-        """Find the k nearest of each row, given the rows as they were, shape (n, d).
+    def nearest(self, x: Tensor, apart: Tensor | None) -> tuple[Nearest, Tensor]:
+        """Find the two nearest of each row, given the rows as they were, shape (n, d).
 
         Returns:
             The nearest, and marks of the rows for which they are known.
@@ -476,7 +466,7 @@ class RoundedRows(NamedTuple):
             _exclude(of_block[:, :n], own, apart)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
-            guessed, guessed_distances = _guess(x, start, groups, minima, k)
+            guessed, guessed_distances = _guess(x, start, groups, minima)
             limit = self.largest_products(own, guessed_distances.amax(1))
             of_block[torch.arange(len(guessed), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough
@@ -486,21 +476,21 @@ class RoundedRows(NamedTuple):
             at, member = (groups[i, :, group] <= limit[i, None]).nonzero(as_tuple=True)
             i, j = i[at], member * minima.shape[1] + group[at]
             distances = _by_row(i, pair_distances(x, start + i, j), guessed_distances)
-            nearest = _smallest(distances, k)
+            nearest = _smallest(distances)
             places = _by_row(i, j, guessed).gather(1, nearest.places)
             blocks.append((nearest.distances, places, ~(is_crowded | limit.isnan())))
         distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
         return Nearest(distances, places), is_known
 
 
-def _guess(x: Tensor, start: int, groups: Tensor, minima: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Take the smallest products of k groups of each row from ``start`` on.
+def _guess(x: Tensor, start: int, groups: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
+    """Take the smallest products of two groups of each row from ``start`` on.
 
     Returns:
         Their columns, and the distances of these rows; where products are infinite, the row's own
-        column and an infinite distance. Both have shape (m, k).
+        column and an infinite distance. Both have shape (m, 2).
     """
-    least, group = _least(minima, k)
+    least, group = _least(minima)
     members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
     rows = start + torch.arange(len(least), device=x.device)
     is_none = least.isinf()
@@ -614,18 +604,18 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     equally near, each counts half. A random neighbour is any row that is no copy of the row.
 
     Args:
-        nearest: two or more nearest of the distinct rows, N of them.
+        nearest: of the distinct rows, N of them.
         place: the place among these of each row, shape (n,): see `Neighbors.distinct`.
         labels: of the rows, shape (n,), int64.
 
     Returns:
         Both shares, means over rows, shape (2,); NaN where a row has no neighbour.
     """
-    near, next_one = nearest.distances[place, :2].unbind(1)
+    near, next_one = nearest.distances[place].unbind(1)
     if not len(place) or bool(near.isnan().any()):
         return near.new_full((2,), torch.nan)
     # of each row: the nearest point and the next one, and how many rows are copies of the row
-    points = nearest.places[place, :2]
+    points = nearest.places[place]
     num_copies = place.bincount()
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
     if len(num_copies) == len(place):  # each row is the one copy of itself
