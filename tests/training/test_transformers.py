@@ -118,9 +118,7 @@ def test_the_end_is_known_where_logs_have_other_names(tmp_path):
 
 def test_the_best_weights_are_not_taken_for_the_last_ones(tmp_path):
     callback = GeometryCallback(100, metrics=moments)
-    trainer = hf_trainer(
-        tmp_path, callback, kind=RenamesLogs, eval_dataset=rows(4), **BEST_AT_END
-    )
+    trainer = hf_trainer(tmp_path, callback, kind=RenamesLogs, eval_dataset=rows(4), **BEST_AT_END)
     with pytest.warns(UserWarning, match="last step, 6, are not measured.*best ones"):
         trainer.train()
     assert steps(callback) == [0]
