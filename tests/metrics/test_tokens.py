@@ -79,6 +79,13 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
     assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
 
 
+def test_regression_count_range():
+    x, ids = token_rows(500, 4)
+    values = updated(TokenMoments(4, regression_count_range=(5, 20)), x, ids).compute()
+    expected = references.token_values(x, ids, regression_count_range=(5, 20))
+    assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
+
+
 def test_token_ids_must_come_with_every_update_or_with_none():
     x, ids = token_rows(10, 3)
     for first, second in ((ids, None), (None, ids)):
