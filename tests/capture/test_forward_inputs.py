@@ -13,22 +13,6 @@ from tests.models import gpt_neox, token_batch
 from tests.observed import hidden_states, kept_rows, observed, rows_seen
 
 
-def test_first_positions_are_those_of_every_packed_sequence():
-    model, ids = gpt_neox().eval(), token_batch(rows=2, length=12)["input_ids"]
-    lengths = [[5, 4, 3], [1, 11]]
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-    geometry = observed(
-        model, {"input_ids": ids, "position_ids": positions}, skip_first_positions=2
-    )
-    expected = [
-        token
-        for row, parts in zip(ids, lengths, strict=True)
-        for sequence in row.split(parts)
-        for token in sequence[2:].tolist()
-    ]
-    assert rows_seen(geometry, "block.01")[1].tolist() == expected
-
-
 def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
     model, batch = gpt_neox().eval(), token_batch(padding="left")
     with torch.no_grad():

@@ -126,13 +126,3 @@ def test_values_are_those_of_dadapy(name):
 def test_rows_without_ratios_have_no_dimension(x):
     found = twonn_dimension(x)
     assert math.isnan(found.dimension)
-
-
-def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
-    x, groups = gaussian(200, 3), torch.arange(200) % 4
-    got, alone = (
-        labelled_dimensions(x, RowLabels(), groups=each, num_groups=4).every
-        for each in (groups, (groups == 2).long())
-    )
-    assert got.left_out.shape == (4,)
-    torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)

@@ -127,15 +127,6 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
 
 
-def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path):
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
-    for name in ("step1", "step16"):
-        folder.write_failure(name, "OSError: no")
-    assert folder.failures() == {"step1": "OSError: no", "step16": "OSError: no"}
-    folder.write("step1", folder.read("step1"))
-    assert folder.failures() == {"step16": "OSError: no"}
-
-
 def test_another_version_goes_on_where_no_number_is_another(tmp_path):
     SweepFolder(tmp_path).open({"steps": "all", "colour": None}, {"versions": {"embedgeo": "0.0"}})
     SweepFolder(tmp_path).open({"steps": "all", "newer": False}, {})

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import embedgeo
-from embedgeo.drift import debiased_cka
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
 from tests.files import events_of
@@ -71,12 +70,6 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
     assert list(found.reset_index().columns.sort_values()) == sorted(SCHEMA.names)
 
 
-def test_a_duplicate_has_the_values_of_the_first_one(swept):
-    original, copy = records_of(swept, "step8"), records_of(swept, "step9")
-    assert copy["duplicate_of"].unique().tolist() == ["step8"]
-    pd.testing.assert_frame_equal(copy[["value", "stderr"]], original[["value", "stderr"]])
-
-
 def test_token_tables_are_of_each_types_rows(swept, ids, hidden, tokenizer):
     table = table_of(swept, "tokens")
     assert table["token_id"].tolist() == ids.unique().tolist()
@@ -86,14 +79,6 @@ def test_token_tables_are_of_each_types_rows(swept, ids, hidden, tokenizer):
         moments = [x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
         np.testing.assert_allclose([row.Q, row.M, row.V], moments, rtol=1e-5, atol=1e-9)
         assert (row.n, row.num_tokens) == (len(x), 1)
-
-
-def test_drift_is_of_the_saved_rows(swept):
-    x, y = (
-        embedgeo.load_sample(swept, name).layers["block.01"].rows for name in ("step0", "step8")
-    )
-    found = embedgeo.load_results(swept).set_index(["step", "layer", "metric"])["value"]
-    assert found[8, "block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)))
 
 
 def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):

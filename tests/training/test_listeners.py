@@ -67,11 +67,6 @@ def test_they_are_called_with_copies_and_add_records(tmp_path):
     assert heard.samples == {}  # which no metric has
 
 
-def test_one_that_fails_is_raised_where_that_is_asked():
-    with pytest.raises(RuntimeError, match="not this one"):
-        loop(5, Heard(fails_at=2), on_error="raise")
-
-
 class Breaks(Heard):
     """One of whose methods raises."""
 
