@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -71,7 +72,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
             # as others have kept it, which set a module's own for a while
             own: Any = getattr(vars(module).get("forward"), "__func__", None)
             if own in _originals:
-                _set_forward(module, _originals[own].__get__(module, type(module)))
+                _set_forward(module, _originals[own].__get__(module))
 
 
 def _watching(original: Any) -> Callable[..., Any]:
@@ -79,7 +80,7 @@ def _watching(original: Any) -> Callable[..., Any]:
 
     @wraps(original)
     def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run_watched(module, original.__get__(module, type(module)), args, kwargs)
+        return _run_watched(module, original.__get__(module), args, kwargs)
 
     return watching
 
@@ -261,19 +262,16 @@ def kept_state(model: nn.Module) -> Iterator[None]:
             if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
                 undo[id(value)] = put_back
 
+    def keep_wrapper(module: nn.Module, args: object) -> None:
+        if isinstance(module, DistributedDataParallel):
+            keep(module)
+
     keep(model)
-    wrappers: Any = DistributedDataParallel
-    forward = wrappers.forward
-
-    def kept(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        keep(wrapper)
-        return forward(wrapper, *args, **kwargs)
-
+    hook = register_module_forward_pre_hook(keep_wrapper)
     try:
-        wrappers.forward = kept
         yield
     finally:
-        wrappers.forward = forward
+        hook.remove()
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()

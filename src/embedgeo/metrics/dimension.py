@@ -29,7 +29,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
 
 _TERMS = {
@@ -257,18 +256,12 @@ class IntrinsicDimension(GeometryMetric):
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
-        num_points = rows.measured.get("n_points", rows.n)
         return {
             **rows.simulated(
-                ("intrinsic_dimension",),
-                lambda n, dim: _gaussian_twonn(_power(n), dim, 1),
-                num_points,
+                ("intrinsic_dimension",), _gaussian_twonn, rows.measured.get("n_points", rows.n)
             ),
-            # of as many rows in all, however many types there are
             **rows.simulated(
-                _BETWEEN,
-                lambda n, dim: _gaussian_twonn(_power(n), dim, 4096 >> _power(n)),
-                rows.value("n_points_between"),
+                ("intrinsic_dimension_between",), _gaussian_twonn, rows.value("n_points_between")
             ),
             **{
                 f"same_{kind}_neighbors": rows.value(f"same_{kind}_neighbors_null")
@@ -441,15 +434,15 @@ def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
     return {infix: each for infix, each in by_infix.items() if None not in each}
 
 
-def _power(n: int) -> int:
-    """The power of 2 nearest to a number of rows, of which a batch has at most 4096."""
-    return min(round(math.log2(n)), 12)
+def _gaussian_twonn(n: int, dim: int) -> dict[str, float]:
+    """Of n rows or the nearest power of 2, up to the 4096 of a batch."""
+    mean = _mean_twonn(min(round(math.log2(n)), 12), dim)
+    return {"intrinsic_dimension": mean, "intrinsic_dimension_between": mean}
 
 
 @cache
-def _gaussian_twonn(power: int, dim: int, num_clouds: int) -> dict[str, float]:
-    """The mean over clouds of 2**power rows."""
+def _mean_twonn(power: int, dim: int) -> float:
+    """The mean over clouds of 2**power rows, 4096 in all."""
     generator = torch.Generator().manual_seed(0)
-    clouds = (torch.randn(2**power, dim, generator=generator) for _ in range(num_clouds))
-    mean = fmean(twonn_dimension(cloud).dimension for cloud in clouds)
-    return dict.fromkeys(("intrinsic_dimension", *_BETWEEN), float(f"{mean:.4g}"))
+    clouds = torch.randn(4096, dim, generator=generator).split(2**power)
+    return float(f"{fmean(twonn_dimension(cloud).dimension for cloud in clouds):.4g}")

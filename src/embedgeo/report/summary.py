@@ -24,7 +24,6 @@ from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
-TWONN_SPREAD = 1.2  # standard error of TwoNN of N points, relative, times the root of N
 # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 BIAS = 0.02
 _UNKNOWN = "–"
@@ -139,8 +138,8 @@ def _moved(kind: str, run: Run) -> list[str]:
 
 
 def _near_copies(run: Run) -> list[str]:
-    dimension, num_points = (_values_of(run, key) for key in ("intrinsic_dimension", "n_points"))
-    low = dimension[dimension * (1 + 3 * TWONN_SPREAD / np.sqrt(num_points)) < 1]
+    dimension = _values_of(run, "intrinsic_dimension")
+    low = dimension[dimension < 1]
     worst: Any = low.groupby("layer").idxmin().reindex(run.layers).dropna()
     return [f"{layer}: {low[at]:.2g}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
@@ -212,9 +211,9 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
     ),
     (
         "Near copies in the intrinsic dimension",
-        "The dimension of all rows is below 1 by more than three standard errors, and no surface "
-        "has that: near copies, as of one token in one place, pull TwoNN down, although they count "
-        "as distinct. Read the dimension between tokens.",
+        "The dimension of all rows is below 1, and no surface has that: near copies, as of one "
+        "token in one place, pull TwoNN down, although they count as distinct. Read the dimension "
+        "between tokens.",
         _near_copies,
     ),
     *(

@@ -5,17 +5,16 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.weights import some_weights, states
 
 _INTEGRATIONS = "transformers.integrations."
 
@@ -49,8 +48,6 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     _trainer: Trainer  # while it trains
     _is_over: bool  # as the last log has told
-    _watched: Sequence[Tensor]  # a few parameters
-    _left: list[object]  # their states after the last step
     _tag_start = "train/"
 
     @property
@@ -79,7 +76,6 @@ class GeometryCallback(Monitor, TrainerCallback):
             batches_a_step=args.gradient_accumulation_steps,
         )
         self._is_over = False
-        self._watched = some_weights(trainer.model)
         self._start(run, state.global_step)
         self._trainer = trainer
         self._wrap_training_step(trainer)
@@ -88,7 +84,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._after_batch(state.global_step)
-        self._left = states(self._watched)
         # as JSON in a checkpoint, which cannot hold what listeners have
         kept = {name: value for name, value in self._state().items() if name != "listeners"}
         saved: Any = state.stateful_callbacks
@@ -113,14 +108,14 @@ class GeometryCallback(Monitor, TrainerCallback):
         self._stop()
 
     def _why_not_last(self, step: int) -> str:
-        if self._is_over or (self._watched and states(self._watched) == self._left):
+        if self._is_over or not self._trainer.args.load_best_model_at_end:
             return ""
         self._warn(
-            f"the weights of the last step, {step}, are not measured, because others, such as the "
-            "best ones, may have been put in their place since: no log has told the end of "
-            "training. Leave train_steps_per_second in what Trainer.log is given."
+            f"the weights of the last step, {step}, are not measured, because the best ones may "
+            "have been put in their place since: no log has told the end of training. Leave "
+            "train_steps_per_second in what Trainer.log is given."
         )
-        return "other weights"
+        return "the best weights"
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
         """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an
