@@ -149,9 +149,7 @@ def saved_files(save):
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens, for_encoder=False):
+def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens):
     """Token ids, shape (sequences, seq_len)."""
-    text = tokenize_joined(
-        documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, for_encoder=for_encoder
-    )
+    text = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens)
     return text.token_ids.view(-1, seq_len)

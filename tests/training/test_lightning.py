@@ -97,9 +97,6 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(mean)
     assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")
-    assert [*monitor.history[0]] == [
-        *("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-    ]
     assert steps(held) == [0, 2, 4, 5]
 
 
