@@ -7,23 +7,23 @@ import torch
 from tests.data import gaussian, generator
 
 
-def manifold(n=200, dim=384, intrinsic=12):
-    return torch.tanh(gaussian(n, intrinsic) @ gaussian(intrinsic, dim, seed=1) / 4)
+def manifold():
+    return torch.tanh(gaussian(200, 12) @ gaussian(12, 384, seed=1) / 4)
 
 
-def clusters(n=320, dim=32):
+def clusters():
     """Groups of eight rows at 1e-4 of the distance between groups."""
-    return gaussian(n // 8, dim).repeat_interleave(8, 0) + 1e-4 * gaussian(n, dim, seed=1)
+    return gaussian(40, 32).repeat_interleave(8, 0) + 1e-4 * gaussian(320, 32, seed=1)
 
 
-def circle(n=1500):
+def circle():
     """Neighbours nearer than bfloat16 can tell, and not so near that float32 could not."""
-    angle = 6.28 * torch.rand(n, generator=generator(), dtype=torch.float64)
+    angle = 6.28 * torch.rand(1500, generator=generator(), dtype=torch.float64)
     return torch.stack((angle.cos(), angle.sin()), dim=1)
 
 
-def outlier(n=300, dim=16):
-    x = gaussian(n, dim)
+def outlier():
+    x = gaussian(300, 16)
     x[7] *= 1e4
     return x
 
@@ -40,8 +40,8 @@ def shell():
     ).double()
 
 
-def duplicates(n=300, dim=16):
-    return gaussian(n, dim)[torch.randint(0, 100, (n,), generator=generator())]
+def duplicates():
+    return gaussian(300, 16)[torch.randint(0, 100, (300,), generator=generator())]
 
 
 CLOUDS = {

@@ -30,11 +30,11 @@ def gaussian(n, dim, *, seed=0, dtype=torch.float64):
     return torch.randn(n, dim, generator=generator(seed), dtype=torch.float64).to(dtype)
 
 
-def spectral(n, variances, *, seed=0, dtype=torch.float64):
+def spectral(n, variances):
     """Rows whose covariance has, in expectation, these eigenvalues along rotated axes."""
     scale = torch.as_tensor(variances, dtype=torch.float64).sqrt()
-    axes, _ = torch.linalg.qr(gaussian(len(scale), len(scale), seed=seed + 1))
-    return (gaussian(n, len(scale), seed=seed) * scale @ axes.T).to(dtype)
+    axes, _ = torch.linalg.qr(gaussian(len(scale), len(scale), seed=1))
+    return gaussian(n, len(scale)) * scale @ axes.T
 
 
 def zipf_ids(n, *, vocabulary=60, seed=0):
@@ -50,13 +50,13 @@ def token_rows(n, dim, *, mean=0.0, seed=0):
     return mean + centers[ids] + spread[ids] * gaussian(n, dim, seed=seed + 3), ids * 1000 + 7
 
 
-def texts(n, dim, *, num_sequences=20, mean=0.0, seed=0):
+def texts(n, dim, *, num_sequences=20, mean=0.0):
     """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids,
     in no order.
     """
-    x, ids = token_rows(n, dim, mean=mean, seed=seed)
-    sequences = torch.randint(0, num_sequences, (n,), generator=generator(seed))
-    effect = gaussian(num_sequences * 60, dim, seed=seed + 9)
+    x, ids = token_rows(n, dim, mean=mean)
+    sequences = torch.randint(0, num_sequences, (n,), generator=generator())
+    effect = gaussian(num_sequences * 60, dim, seed=9)
     return x + effect[sequences * 60 + ids // 1000], ids, sequences * 10**12 - 5
 
 

@@ -26,14 +26,15 @@ _FLAGS = [
     "--disable-background-networking",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing outside of this machine
     "--force-device-scale-factor=1",
+    "--window-size=1400,1000",
 ]
 
 
 class Browser:
     """A browser with one window; a context manager."""
 
-    def __init__(self, profile, width=1400, height=1000):
-        self.profile, self.window = profile, f"--window-size={width},{height}"
+    def __init__(self, profile):
+        self.profile = profile
 
     def __enter__(self):
         self.driver = subprocess.Popen(
@@ -48,7 +49,7 @@ class Browser:
             self.url = f"http://127.0.0.1:{started[1]}/session"
             options = {
                 "binary": CHROMIUM,
-                "args": [*_FLAGS, self.window, f"--user-data-dir={self.profile}"],
+                "args": [*_FLAGS, f"--user-data-dir={self.profile}"],
             }
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             session = self._call("", {"capabilities": {"alwaysMatch": wanted}})
@@ -80,12 +81,12 @@ class Browser:
         """What the body of a JavaScript function returns."""
         return self._call("/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, script, *arguments, seconds=30):
+    def wait(self, script, *arguments):
         """The first result of the script that is true."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 30
         while not (result := self.run(script, *arguments)):
             if time.monotonic() > end:
-                raise TimeoutError(f"not within {seconds} s: {script}")
+                raise TimeoutError(f"not within 30 s: {script}")
             time.sleep(0.1)
         return result
 
@@ -129,9 +130,8 @@ class Browser:
         """Press keys one after the other, by their names in JavaScript."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {}
-            code = {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
-            self._devtools("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
-            self._devtools("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
+            self._devtools("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            self._devtools("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def _call(self, path, body=None, *, method="POST"):
         data = None if body is None else json.dumps(body).encode()

@@ -47,10 +47,11 @@ BAD = {
 }
 
 
-def write(folder, body, head='<title>Test</title><meta charset="utf-8">', lang='lang="en"'):
+def write(folder, body):
     page = folder / "page.html"
+    head = '<title>Test</title><meta charset="utf-8">'
     page.write_text(
-        f"<!doctype html><html {lang}><head>{head}</head><body><main>{body}</main></body></html>"
+        f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>'
     )
     return page
 

@@ -19,10 +19,10 @@ from tests import dadapy_values, references
 from tests.data import gaussian, generator
 
 
-def embedded(intrinsic, dim=40, n=2000):
-    """Uniform rows of a linear subspace, rotated into ``dim`` dimensions."""
-    axes = torch.linalg.qr(gaussian(dim, intrinsic, seed=1))[0]
-    return torch.rand(n, intrinsic, generator=generator(), dtype=torch.float64) @ axes.T
+def embedded():
+    """Uniform rows of a linear subspace of three dimensions, rotated into forty."""
+    axes = torch.linalg.qr(gaussian(40, 3, seed=1))[0]
+    return torch.rand(300, 3, generator=generator(), dtype=torch.float64) @ axes.T
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,6 @@ def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
     assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-4)
 
 
-def grid(side=10):
-    return torch.cartesian_prod(torch.arange(float(side)), torch.arange(float(side)))
-
-
-@pytest.mark.parametrize(
-    "x",
-    [grid(), torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]])))],
-    ids=["grid", "grid and two others"],
-)
-def test_rows_all_but_two_of_whose_ratios_are_1_have_no_dimension_of_a_fit(x):
-    assert math.isnan(twonn_dimension(x).dimension)
-
-
 def test_a_fit_of_fewer_than_two_ratios_is_undefined():
     assert math.isnan(twonn_dimension(gaussian(9, 3), discard_fraction=0.8).dimension)
     assert twonn_dimension(gaussian(11, 3), discard_fraction=0.8).dimension > 0
@@ -76,7 +63,7 @@ def test_a_fit_of_fewer_than_two_ratios_is_undefined():
     "estimator", [skdim.id.lPCA(), skdim.id.CorrInt(), skdim.id.TwoNN(), skdim.id.MLE()]
 )
 def test_other_estimators_are_asked_as_they_are(estimator):
-    x = embedded(3, n=300)
+    x = embedded()
     estimate = estimated_dimension(torch.cat((x, x[:100])), estimator)
     expected = type(estimator)(**estimator.get_params()).fit(merge_duplicates(x).numpy()).dimension_
     assert (estimate.dimension, estimate.num_points) == (pytest.approx(expected), 300)
@@ -103,6 +90,7 @@ def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(tolerance):
 
 DADAPY = json.loads(dadapy_values.FILE.read_text())["values"]
 CLOUDS = dadapy_values.clouds()
+GRID = torch.cartesian_prod(torch.arange(10.0), torch.arange(10.0))
 
 
 @pytest.mark.parametrize("name", DADAPY)
@@ -120,9 +108,10 @@ def test_values_are_those_of_dadapy(name):
         torch.eye(40),
         gaussian(2, 3),
         1e200 * gaussian(40, 3),
+        GRID,
+        torch.cat((GRID, torch.tensor([[50.3, 60.0], [51.0, 61.5]]))),
     ],
-    ids=["none", "one", "equal", "simplex", "two", "overflow"],
+    ids=["none", "one", "equal", "simplex", "two", "overflow", "grid", "grid and two others"],
 )
-def test_rows_without_ratios_have_no_dimension(x):
-    found = twonn_dimension(x)
-    assert math.isnan(found.dimension)
+def test_rows_without_ratios_or_of_at_most_two_that_are_not_1_have_no_dimension(x):
+    assert math.isnan(twonn_dimension(x).dimension)

@@ -13,18 +13,18 @@ from tests.clouds import CLOUDS
 from tests.data import gaussian, generator, wide_dtypes
 
 
-def rogue(n=700, dim=64):
+def rogue():
     """Two coordinates, and some rows, are a hundred times the others."""
-    x = gaussian(n, dim)
+    x = gaussian(700, 64)
     x[:, :2] *= 100
     x[5:9] *= 100
     return x
 
 
-def near_copies(n=700, dim=32):
+def near_copies():
     """Each row twice, at 1e-7 of its norm from itself."""
-    x = gaussian(n // 2, dim).repeat(2, 1)
-    return x + 1e-7 * gaussian(n, dim, seed=1)
+    x = gaussian(350, 32).repeat(2, 1)
+    return x + 1e-7 * gaussian(700, 32, seed=1)
 
 
 def centres(n, num_rows):
@@ -33,12 +33,12 @@ def centres(n, num_rows):
     return x + 1e-2 * gaussian(n * num_rows, 64, seed=1)
 
 
-def crowded(n=1000, dim=64, num_near=30):
+def crowded():
     """Some rows much nearer to each other than rounded products tell: occurrences of a frequent
     token, say.
     """
-    x = gaussian(n, dim)
-    x[:num_near] = x[0] + 1e-4 * x[:num_near]
+    x = gaussian(1000, 64)
+    x[:30] = x[0] + 1e-4 * x[:30]
     return x
 
 
@@ -165,17 +165,16 @@ def scale(x):
     return torch.linalg.vector_norm(x - x.mean(0), dim=1).median()
 
 
-def with_near_copies(n, dim, copies, *, noise=3e-7, seed=0):
+def with_near_copies(n, dim, copies, *, noise=3e-7):
     """Rows on a curved surface of some 8 dimensions, and copies of the first ones with relative
     noise.
     """
-    x = torch.tanh(gaussian(n, 8, seed=seed) @ gaussian(8, dim, seed=seed + 1)) + 2
+    x = torch.tanh(gaussian(n, 8) @ gaussian(8, dim, seed=1)) + 2
     few = x[: max(1, copies // 3)]
     return x, torch.cat(
         (
             x,
-            few[torch.arange(copies) % len(few)]
-            * (1 + noise * gaussian(copies, dim, seed=seed + 2)),
+            few[torch.arange(copies) % len(few)] * (1 + noise * gaussian(copies, dim, seed=2)),
         )
     )
 

@@ -9,7 +9,6 @@ from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import texts
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import BreaksLate
 
 
 def observed(metrics, **options):
@@ -34,13 +33,6 @@ def test_numbers_do_not_depend_on_the_number_of_threads_and_settings_stay():
         torch.set_num_threads(threads)
     assert found[0] == found[1]
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_first_failure_is_raised_with_its_layer():
-    geometry = observed(lambda dim: [BreaksLate(dim)])
-    with pytest.raises(RuntimeError, match="broken metric") as caught:
-        geometry.records()
-    assert caught.value.__notes__[:2] == ["in BreaksLate", "at layer 'embed'"]
 
 
 class Picky(Anisotropy):

@@ -10,12 +10,11 @@ from unittest import mock
 import pandas as pd
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import StepMonitor, observe
 from embedgeo.text import builtin_corpus
 from tests.docs import blocks
-from tests.files import ROOT
+from tests.files import ROOT, events_of
 from tests.ranks import on_two_ranks
 from tests.training.runs import moments
 
@@ -88,8 +87,7 @@ def test_a_recipe_measures_what_observe_does(run, printed, name):
 
     assert f"embedgeo report {folder}" in printed()
     assert set(pd.read_parquet(folder / "history.parquet")["step"]) == set(history["step"])
-    events = EventAccumulator(str(next(folder.rglob("events.out.*")).parent))
-    events.Reload()
+    events = events_of(next(folder.rglob("events.out.*")).parent)
     assert {"geometry.anisotropy/block.03", "loss"} <= set(events.Tags()["scalars"])
 
 

@@ -13,7 +13,7 @@ from tests.files import events_of
 from tests.integrations.wandb_runs import axes, finished, media, rows
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import RESUMED, fit, loader, moments, steps
+from tests.training.runs import RESUMED, fit, loader, moments, steps, value
 
 pytestmark = RESUMED
 
@@ -39,18 +39,14 @@ def tensorboard_images(path):
     }
 
 
-def scalars(run_rows, axis, layer="block.00", metric="V", tag_start=""):
+def scalars(run_rows, axis, tag_start=""):
     """Value by step, from all rows that have one."""
-    tag = f"{tag_start}geometry.{metric}/{layer}"
+    tag = f"{tag_start}geometry.V/block.00"
     return {row[axis]: row[tag] for row in run_rows if tag in row}
 
 
-def measured(monitor, layer="block.00", metric="V"):
-    return {
-        r["step"]: r["value"]
-        for r in monitor.history
-        if r["layer"] == layer and r["metric"] == metric
-    }
+def measured(monitor):
+    return {step: value(monitor, step, "block.00", "V") for step in steps(monitor)}
 
 
 def pictures(run, run_rows, axis):

@@ -25,6 +25,7 @@ from tests.data import KINDS, new_metric
 from tests.files import ROOT
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
+from tests.training.loops import run_whole
 
 
 def test_the_default_metrics_have_a_sample_where_a_scatter_is_too_large():
@@ -89,10 +90,7 @@ def measured(caplog, **options):
     caplog.set_level(logging.INFO)
     model, batch = gpt_neox(), token_batch(4, 12)
     monitor = StepMonitor(model, **{"on_error": "raise", **options})
-    for step in range(2):
-        with monitor.step(step, batch):
-            model(**batch)
-    monitor.close()
+    run_whole(monitor, 2, lambda: model(**batch), batch)
     told = [line for record in caplog.records for line in record.getMessage().splitlines()]
     return {record["metric"] for record in monitor.history}, told
 
@@ -128,10 +126,7 @@ def keys_of_a_run(rank):
     """The tables of rank 0 would fit."""
     model, batch = gpt_neox(), token_batch(16 if rank else 4, 12)
     monitor = StepMonitor(model, **in_words(8000, metrics="auto"))
-    for step in range(2):
-        with monitor.step(step, batch):
-            model(**batch)
-    monitor.close()
+    run_whole(monitor, 2, lambda: model(**batch), batch)
     return sorted({record["metric"] for record in monitor.history})
 
 

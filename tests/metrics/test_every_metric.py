@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from embedgeo import IntrinsicDimension
-from embedgeo.glossary import term
 from tests.data import (
     KINDS,
     LISTED,
@@ -68,17 +67,6 @@ def independent_of_updates(kind, values):
         for key, v in values.items()
         if kind != "EmbeddingMoments" or key not in POOLED_WITHIN_UPDATES
     }
-
-
-@KIND
-def test_every_key_has_a_term(kind):
-    metric = new_metric(kind)
-    values = updated(metric, *rows()).compute()
-    assert values
-    assert [
-        key for key in values if key not in metric.terms and metric.family_term(key) is None
-    ] == []
-    assert all(term(key).meaning != term("nobody_knows_it").meaning for key in values)
 
 
 @KIND

@@ -58,17 +58,6 @@ def test_third_powers_are_pooled_over_any_batches_also_empty_ones(ends):
         torch.testing.assert_close(metric.compute()["skewness"], expected, rtol=1e-9, atol=0)
 
 
-def test_rows_that_a_mask_leaves_out_leave_the_states_as_they_are():
-    metric, x = Skewness(DIM), gaussian(60, DIM)
-    metric.update(x)
-    before = metric.compute()
-    metric.update(x, mask=torch.zeros(60))
-    assert metric.compute() == before
-    metric.reset()
-    metric.update(x[:0])
-    assert metric.compute()["skewness"].isnan()
-
-
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -25,9 +25,9 @@ OVER_TYPES = (
 )
 
 
-def batches(num_sequences=26, length=30, size=6):
+def batches(size=6):
     """Embeddings, token ids and sequence ids; the last batch is smaller."""
-    x, ids = CORPUS.draw(num_sequences, length, seed=0)
+    x, ids = CORPUS.draw(26, 30, seed=0)
     sequences = [torch.arange(len(part))[:, None].expand(part.shape) for part in ids.split(size)]
     return list(zip(x.split(size), ids.split(size), sequences, strict=True))
 

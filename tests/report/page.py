@@ -32,11 +32,6 @@ class Page(HTMLParser):
     def all(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
-    @property
-    def headings(self):
-        """Ids of the sections."""
-        return [heading.get("id") for heading in self.all("h2")]
-
     def numbers(self, figure, index=None):
         """What lies beside a figure."""
         return pd.read_csv(self.folder / "figures" / f"{figure}.csv", index_col=index)

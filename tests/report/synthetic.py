@@ -195,14 +195,14 @@ EVERYTHING = (
 OUTLIERS = [41, 7, 0, 63]
 
 
-def coordinate_table(step, layers, dim=64):
+def coordinate_table(step, layers):
     """Shares of all coordinates: with the steps four come to hold nearly all of V."""
     random, parts = np.random.default_rng(step), []
     for i, layer in enumerate(layers):
-        V = random.dirichlet(np.full(dim, 50.0))
+        V = random.dirichlet(np.full(64, 50.0))
         V[OUTLIERS] += np.array([8, 4, 2, 1]) * step / 512
         V /= V.sum()
-        columns = {"coordinate": range(dim), "share_of_V": V, "share_of_cosine": V[::-1]}
+        columns = {"coordinate": range(64), "share_of_V": V, "share_of_cosine": V[::-1]}
         columns |= dict.fromkeys(("mean", "variance", "share_of_M", "kurtosis", "max_abs"), 0.5)
         parts.append(pd.DataFrame({"layer": layer, "layer_index": i, **columns}))
     return pd.concat(parts, ignore_index=True)

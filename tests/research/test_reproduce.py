@@ -66,14 +66,14 @@ def test_a_printed_value_holds_within_two_errors_and_its_rounding(measured, erro
     assert near(measured, error, claim.number, claim.tolerance, 1e9).verdict == verdict
 
 
-def planted(values, steps=(0,), errors=1e-6, **given):
+def planted(values, steps=(0,), **given):
     """What was measured of a model without a model, at the layers ``hidden.00``, ``hidden.01`` …"""
     records = []
     for metric, of_metric in values.items():
         for step, at_layers in zip(steps, np.reshape(of_metric, (len(steps), -1)), strict=True):
             for i, value in enumerate(at_layers):
                 place = {"step": step, "layer": f"hidden.{i:02d}", "layer_index": i, "width": 8}
-                records.append({**place, "metric": metric, "value": value, "stderr": errors})
+                records.append({**place, "metric": metric, "value": value, "stderr": 1e-6})
     model = {"model": "m", "label": "m", "group": given.pop("group", "")}
     given.setdefault("asked", {"num_tokens": 10**9})
     return Measured(**model, records=pd.DataFrame(records), has_steps=len(steps) > 1, **given)

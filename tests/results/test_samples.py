@@ -55,12 +55,6 @@ def test_the_file_says_what_it_holds(folder):
     }
 
 
-def test_the_same_sample_is_the_same_file(folder):
-    before = file(folder).read_bytes()
-    write_sample(folder, "step8", dict(LAYERS), dict(ABOUT))
-    assert file(folder).read_bytes() == before
-
-
 @pytest.mark.parametrize("how", ["cut", "foreign", "no layers"])
 def test_a_damaged_or_foreign_file_is_named(folder, how):
     path = file(folder)

@@ -60,8 +60,8 @@ def files(out):
     return {str(path.relative_to(out)): path.read_bytes() for path in paths if path.stem != "step2"}
 
 
-def wait_for(condition, seconds=300):
-    deadline = time.monotonic() + seconds
+def wait_for(condition):
+    deadline = time.monotonic() + 300
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

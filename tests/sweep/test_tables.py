@@ -35,11 +35,11 @@ def hidden(ids):
         return model(2)(ids, output_hidden_states=True).hidden_states[1].double()
 
 
-def table_of(swept, kind, name="step2", layer="block.00"):
-    table = pd.read_parquet(swept / kind / f"{name}.parquet")
+def table_of(swept, kind):
+    table = pd.read_parquet(swept / kind / "step2.parquet")
     assert list(table) == TABLES[kind].names
     assert list(table["layer"].unique()) == LAYERS
-    return table[table["layer"] == layer]
+    return table[table["layer"] == "block.00"]
 
 
 def records_of(swept, name="step2"):

@@ -87,15 +87,6 @@ def _make(kind):
         return GPTNeoXForCausalLM(
             GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES)
         )
-    if kind in ("gpt_neox_wide", "gpt_neox_sampled"):
-        wide = (
-            {"hidden_size": 32, "num_hidden_layers": 3}
-            if kind == "gpt_neox_wide"
-            else {"hidden_size": 640}
-        )
-        return GPTNeoXForCausalLM(
-            GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **{**SIZES, **wide})
-        )
     if kind == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=2, n_head=2)
@@ -149,9 +140,7 @@ def saved_files(save):
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens, for_encoder=False):
+def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens):
     """Token ids, shape (sequences, seq_len)."""
-    text = tokenize_joined(
-        documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, for_encoder=for_encoder
-    )
+    text = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens)
     return text.token_ids.view(-1, seq_len)

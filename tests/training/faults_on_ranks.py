@@ -201,14 +201,13 @@ def without_group(rank, folder):
     return outcomes
 
 
-def failed_at(rank, step, ranks=(0, 1)):
+def failed_at(rank, step):
     """A run that ranks leave by an exception in a step."""
     model, monitor = monitored()
     go_on(model, monitor, rank, range(step))
     with suppress(UserError), monitor.step(step, batch_at(rank, step)):
         model(batch_at(rank, step))
-        if rank in ranks:
-            raise UserError
+        raise UserError
     monitor.close()
     return measured_steps(monitor)
 

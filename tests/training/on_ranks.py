@@ -88,18 +88,24 @@ class ShardedInPlace(FixedLM):
         self.model(**batch)
 
 
+def split(model, mesh):
+    """A Llama in tensor parallel."""
+    plan = {
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+    for block in model.model.layers:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
 class TensorParallel(FixedLM):
     def __init__(self):
         super().__init__(lambda: llama().double())
 
     def configure_model(self):
-        plan = {
-            "mlp.gate_proj": ColwiseParallel(),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(),
-        }
-        for block in self.model.model.layers:
-            parallelize_module(block, self.device_mesh["tensor_parallel"], plan)
+        split(self.model, self.device_mesh["tensor_parallel"])
 
 
 class OnCPU(FSDPStrategy):

@@ -20,15 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from embedgeo import Drift, IntrinsicDimension, StepMonitor, observe
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
-from tests.training.on_ranks import batch_of, probe_batches
+from tests.training.on_ranks import batch_of, probe_batches, split
 from tests.training.runs import all_warnings, of_monitors, token_moments
 
 STEPS = 5
-MLP = {
-    "mlp.gate_proj": ColwiseParallel(),
-    "mlp.up_proj": ColwiseParallel(),
-    "mlp.down_proj": RowwiseParallel(),
-}
 IN_PARTS = "sequence parallel, hidden states in parts"
 FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel", IN_PARTS)
 ON_FOUR = "fsdp 2 and tensor parallel"
@@ -107,12 +102,6 @@ def sharded(model, mesh):
     for block in model.model.layers:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-def split(model, mesh):
-    for block in model.model.layers:
-        parallelize_module(block, mesh, MLP)
-    return model
 
 
 def source(form, rank):

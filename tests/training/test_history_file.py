@@ -85,17 +85,12 @@ def looped(folder, numbers, every=2, state=None, model=None, **options):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-@pytest.mark.parametrize("kind", ["two", "told and logger"])
-def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
-    csv = CSVLogger(tmp_path, name="csv", version="")
+def test_the_history_is_in_the_folder_of_the_first_logger(tmp_path):
+    folder = tmp_path / "csv"
+    csv = CSVLogger(tmp_path, name=folder.name, version="")
     board = TensorBoardLogger(tmp_path, name="tb", version="")
-    loggers, folder = {
-        "two": ([csv, board], tmp_path / "csv"),
-        "told and logger": (csv, tmp_path / "told"),
-    }[kind]
-    told = {"folder": str(folder)} if "told" in kind else {}
-    monitor = GeometryMonitor(2, **OPTIONS, **told)
-    fit(tmp_path, monitor, max_steps=3, logger=loggers)
+    monitor = GeometryMonitor(2, **OPTIONS)
+    fit(tmp_path, monitor, max_steps=3, logger=[csv, board])
     names = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     assert list(read(folder)) == HISTORY.names == names
     expected = pd.DataFrame(monitor.history, columns=names)

@@ -14,7 +14,7 @@ from embedgeo import (
 )
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import all_warnings, fit, moments
+from tests.training.runs import all_warnings, moments
 
 
 def sampled(dim):
@@ -56,15 +56,6 @@ def loop(last, *listeners, rank=0, num_ranks=1, **options):
             with monitor.step(step):
                 model(**token_batch(4, seed=step * num_ranks + rank))
     return monitor
-
-
-def test_they_are_called_with_copies_and_add_records(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, listeners=[heard := Heard()], measure_last=False)
-    fit(tmp_path, monitor, max_steps=6)
-    assert heard.steps == sorted({record["step"] for record in monitor.history}) == [0, 2, 4]
-    assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
-    assert {"Q", "heard"} <= {record["metric"] for record in monitor.history}
-    assert heard.samples == {}  # which no metric has
 
 
 class Breaks(Heard):
