@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 from contextlib import nullcontext
+from inspect import getfullargspec, signature
 
 import pytest
 import torch
@@ -266,6 +267,10 @@ class AsksForItsClass(type(gpt_neox())):
 
     def forward(self, **batch):
         assert type(self) is AsksForItsClass
+        forward = self.forward
+        assert getfullargspec(forward) == getfullargspec(AsksForItsClass.forward)
+        assert forward.__code__.co_varnames[:2] == ("self", "batch")
+        assert [*signature(forward).parameters] == ["batch"]
         return super(type(self), self).forward(**batch)
 
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
-from functools import partial, update_wrapper, wraps
+from functools import partial
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,11 +32,9 @@ _TABLES = nn.Embedding, nn.EmbeddingBag
 _GENERATORS: tuple[type[Any], ...] = torch.Generator, np.random.RandomState
 # what calls of watched modules run inside of, by the modules' ids
 _contexts: dict[int, list[CallContext]] = {}
-# what each ``forward`` that watches stands for
-_originals: WeakKeyDictionary[Callable[..., Any], Any] = WeakKeyDictionary()
 # of each class, or module with a ``forward`` of its own, by its id: the watched modules that have
 # its ``forward``, what watches, and what was there before
-_watches: dict[int, tuple[list[nn.Module], Callable[..., Any], Any]] = {}
+_watches: dict[int, tuple[list[nn.Module], Any, Any]] = {}
 
 
 @contextmanager
@@ -52,8 +50,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
     contexts.append(make_context)
     if id(holder) not in _watches:
         original = inspect.getattr_static(holder, "forward")
-        watching = _watching(original) if holder is not module else _OwnForward(module, original)
-        _originals[watching] = original
+        watching = _OwnForward(module, original) if holder is module else _ClassForward(original)
         _watches[id(holder)] = [], watching, vars(holder).get("forward")
         _set_forward(holder, watching)
     watched, watching, before = _watches[id(holder)]
@@ -70,39 +67,47 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
         if not contexts:
             del _contexts[id(module)]
             # as others have kept it, which set a module's own for a while
-            own: Any = getattr(vars(module).get("forward"), "__func__", None)
-            if own in _originals:
-                _set_forward(module, _originals[own].__get__(module))
+            kept = getattr(vars(module).get("forward"), "__func__", None)
+            if isinstance(kept, _ClassForward):
+                _set_forward(module, kept.original.__get__(module))
 
 
-def _watching(original: Any) -> Callable[..., Any]:
-    """The ``forward`` of a class that watches, given the one that it stands for."""
+class _ClassForward:
+    """The ``forward`` of a class that watches; to who looks at it, the one that it stands for."""
 
-    @wraps(original)
-    def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run_watched(module, original.__get__(module), args, kwargs)
+    def __init__(self, original: Any) -> None:
+        self.original = original
 
-    return watching
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        return self.original if module is None else MethodType(self, module)
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _run_watched(module, self.original.__get__(module), args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
 
 
 class _OwnForward:
-    """The ``forward`` of one module that watches; copies and pickles have the one that it stands
-    for.
+    """The ``forward`` of one module that watches; to who looks at it, and in copies and pickles,
+    the one that it stands for.
     """
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
-        update_wrapper(self, original)
+        self.__wrapped__ = original
         self._call = partial(_run_watched, module, original)
-        self._original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["__wrapped__"], name)
+
     def __reduce__(self) -> Any:
-        return _itself, (self._original,)
+        return _itself, (self.__wrapped__,)
 
 
-def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _itself(forward: Any) -> Any:
     return forward
 
 

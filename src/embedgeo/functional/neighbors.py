@@ -618,17 +618,13 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     points = nearest.places[place]
     num_copies = place.bincount()
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
-    if len(num_copies) == len(place):  # each row is the one copy of itself
-        with_label, own = (label[points] == label[:, None]).to(near.dtype), 1
-    else:
-        of_point, of_row, copies_with_label = (place * len(counts) + label).unique(
-            return_inverse=True, return_counts=True
-        )
-        wanted = points * len(counts) + label[:, None]
-        at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-        with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(near.dtype)
-        own = copies_with_label[of_row]
+    of_point, of_row, copies_with_label = (place * len(counts) + label).unique(
+        return_inverse=True, return_counts=True
+    )
+    wanted = points * len(counts) + label[:, None]
+    at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+    with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(near.dtype)
     first, second = (with_label / num_copies[points]).unbind(1)
     share = torch.where(next_one <= (1 + _TIED) * near, (first + second) / 2, first).mean()
-    others = (counts[label] - own).to(near.dtype)
+    others = (counts[label] - copies_with_label[of_row]).to(near.dtype)
     return torch.stack((share, (others / (len(place) - num_copies[place])).mean()))
