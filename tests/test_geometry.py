@@ -10,18 +10,6 @@ from tests.ranks import on_two_ranks
 from tests.training.runs import Breaks
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_positions_and_token_ids_left_out(padding):
-    model, batch = gpt_neox().eval(), token_batch(padding=padding)
-    ids, real = batch["input_ids"], batch["attention_mask"].bool()
-    ignored = ids[0, -1].item()
-    geometry = observed(model, batch, skip_first_positions=2, ignore_token_ids=[ignored])
-    expected = []
-    for sequence, mask in zip(ids, real, strict=True):
-        expected += [token for token in sequence[mask][2:].tolist() if token != ignored]
-    assert rows_seen(geometry, "block.01")[1].tolist() == expected
-
-
 def test_compute_gives_floats_and_a_frame():
     model, batch = gpt_neox().eval(), token_batch()
     with observe(model) as geometry, torch.no_grad():
@@ -123,14 +111,6 @@ def test_what_needs_token_ids_says_so():
     message = r"layer 'gpt_neox.rotary_emb' must have a row for each token"
     with pytest.raises(ValueError, match=message), observe(model, "*.rotary_emb"):
         model(**batch)
-
-
-def test_layers_that_never_fire_are_named_in_one_warning():
-    model = gpt_neox()
-    message = "No forward pass reached embed, block.00, block.01, block.02, final_norm"
-    with pytest.warns(UserWarning, match=message), observe(model) as geometry:
-        pass
-    assert geometry.compute() == {}
 
 
 def test_rows_that_are_all_masked_and_ids_that_are_not_read_are_told():

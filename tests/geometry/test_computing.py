@@ -3,23 +3,19 @@
 import pytest
 import torch
 
-from embedgeo import Anisotropy, TokenMoments, full_metrics, observe
+from embedgeo import Anisotropy, TokenMoments, full_metrics
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import texts
 from tests.models import gpt_neox, token_batch
-
-
-def observed(metrics, **options):
-    with observe(model := gpt_neox(), metrics=metrics, **options) as geometry, torch.no_grad():
-        for seed in range(3):
-            model(**token_batch(seed=seed))
-    return geometry
+from tests.training.runs import observed_on
 
 
 def test_numbers_do_not_depend_on_the_number_of_threads_and_settings_stay():
-    geometry = observed(full_metrics, jackknife=2, layers=["embed", "block.01"])
+    batches = [token_batch(seed=seed) for seed in range(3)]
+    options = {"metrics": full_metrics, "jackknife": 2, "layers": ["embed", "block.01"]}
+    geometry = observed_on(gpt_neox(), batches, **options)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     found = []
     try:

@@ -9,6 +9,7 @@ import torch
 from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
+from tests.training.runs import observed_on
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 TIMES = 1.1
@@ -54,14 +55,12 @@ def counted(hidden, given, times):
 def test_values_are_those_of_the_rows_that_are_left(jackknife, times):
     model, given = built(), batch()
     hidden, options = hidden_rows(model, given), {"jackknife": jackknife}
-    with observe(model, LAYERS, skip_massive=times, **options) as geometry, torch.no_grad():
-        model(**given)
+    geometry = observed_on(model, [given], layers=LAYERS, skip_massive=times, **options)
     found = geometry.to_frame().set_index(["layer", "metric"])
     counts = set()
     for layer in LAYERS:
         mask = counted(hidden[layer], given, 4 if times is True else times)
-        with observe(model, layers=layer, mask=mask, **options) as alone, torch.no_grad():
-            model(**given)
+        alone = observed_on(model, [given], layers=layer, mask=mask, **options)
         expected = alone.to_frame().set_index("metric")
         values = found.loc[layer]
         counts.add(values["value"]["n"])
@@ -80,8 +79,7 @@ def test_values_are_those_of_the_rows_that_are_left(jackknife, times):
 
 def test_rows_that_are_not_finite_are_counted_apart():
     model, given = built(infinite=[7]), batch()
-    with observe(model, layers="embed", skip_massive=True) as geometry, torch.no_grad():
-        model(**given)
+    geometry = observed_on(model, [given], layers="embed", skip_massive=True)
     values, ids = geometry.compute()["embed"], given["input_ids"][given["attention_mask"].bool()]
     assert values["n_nonfinite"] == int((ids == 7).sum()) > 0
     assert values["n_massive"] == int(torch.isin(ids, torch.tensor([3, 4, 5])).sum()) > 0
@@ -92,8 +90,7 @@ def test_all_layers_draw_from_the_same_rows_and_keep_their_numbers():
     model, given = built(), batch()
     marks = given["attention_mask"].bool()
     hidden = hidden_rows(model, given)
-    with observe(model, LAYERS, skip_massive=TIMES) as geometry, torch.no_grad():
-        model(**given)
+    geometry = observed_on(model, [given], layers=LAYERS, skip_massive=TIMES)
     for layer, sample in geometry.samples().items():
         kept = counted(hidden[layer], given, TIMES)[marks]
         numbers = sample.row_numbers

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import embedgeo
-from embedgeo import Anisotropy, IntrinsicDimension, observe
+from embedgeo import Anisotropy, IntrinsicDimension
 from embedgeo.functional import RowLabels, labelled_dimensions, twonn_dimension
 from embedgeo.functional.spectrum import full_spectrum_values
 from tests.models import gpt_neox, token_batch
+from tests.training.runs import observed_on
 
 SIZE = 30
 
@@ -19,10 +20,7 @@ def metrics(dim):
 
 
 def measured(model, batches, **options):
-    with observe(model.eval(), **{"metrics": metrics, **options}) as geometry, torch.no_grad():
-        for batch in batches:
-            model(**batch)
-    return geometry
+    return observed_on(model.eval(), batches, metrics=metrics, **options)
 
 
 @pytest.mark.parametrize("padding", [None, "left"])

@@ -16,7 +16,6 @@ from embedgeo import (
     EmbeddingMoments,
     IntrinsicDimension,
     TokenMoments,
-    observe,
 )
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
@@ -25,6 +24,7 @@ from embedgeo.sweep import SweepSettings, sweep
 from tests.files import contents
 from tests.models import gpt2, gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.runs import observed_on
 
 
 def metrics(dim, seed=0):
@@ -37,11 +37,8 @@ def metrics(dim, seed=0):
 
 def measured(build=gpt_neox, seed=0, batches=(0, 1, 2), **options):
     torch.manual_seed(seed)
-    model = build().eval()
-    with observe(model, **{"metrics": metrics, **options}) as geometry, torch.no_grad():
-        for batch in batches:
-            model(**token_batch(seed=batch, padding="right"))
-    return geometry
+    given = (token_batch(seed=batch, padding="right") for batch in batches)
+    return observed_on(build().eval(), given, **{"metrics": metrics, **options})
 
 
 def test_the_folder_is_that_of_a_sweep(tmp_path):

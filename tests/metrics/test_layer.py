@@ -9,6 +9,7 @@ from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMome
 from tests.data import gaussian
 from tests.models import gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.runs import observed_on
 
 SIZES = (6, 6, 6, 6, 5)  # rank 1 has no last batch, which is smaller
 
@@ -48,9 +49,8 @@ def measured(name, rank=0, num_ranks=1, **options):
     torch.manual_seed(0)
     model = gpt_neox().eval()
     options = {"metrics": every_metric, "jackknife": 8, **OPTIONS.get(name, {}), **options}
-    with observe(model, "block.01", **options) as geometry, torch.no_grad():
-        for batch in list(batches(name))[rank::num_ranks]:
-            model(**batch)
+    given = list(batches(name))[rank::num_ranks]
+    geometry = observed_on(model, given, layers="block.01", **options)
     return {(r["layer"], r["metric"]): (r["value"], r["stderr"]) for r in geometry.records()}
 
 
@@ -92,15 +92,13 @@ def test_there_are_no_more_groups_than_sequences():
     torch.manual_seed(0)
     model = gpt_neox().eval()
     options = {"layers": "block.01", "metrics": every_metric}
-    with observe(model, **options, jackknife=1000) as geometry, torch.no_grad():
-        model(**token_batch(4))
+    geometry = observed_on(model, [token_batch(4)], **options, jackknife=1000)
     with pytest.warns(
         UserWarning, match="must not be more groups than there are sequences; got 1000 for 4, so"
     ):
         many = geometry.records()
     assert repr(geometry.records()) == repr(many)  # said once
-    with observe(model, **options, jackknife=4) as geometry, torch.no_grad():
-        model(**token_batch(4))
+    geometry = observed_on(model, [token_batch(4)], **options, jackknife=4)
     assert repr(geometry.records()) == repr(many)
 
 

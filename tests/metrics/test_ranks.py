@@ -9,6 +9,12 @@ import pytest
 import torch
 
 from embedgeo.functional import anisotropy
+from embedgeo.functional.distributed import (
+    all_gather,
+    all_reduce_max,
+    current_rank,
+    is_distributed,
+)
 from embedgeo.metrics import (
     EmbeddingMoments,
     OutlierCoordinates,
@@ -80,8 +86,21 @@ def texts_on(rank):
     return values
 
 
+def collectives_on(rank):
+    """What each collective makes of a tensor that is another one on each rank, and of the tensor
+    itself.
+    """
+    tensor, ragged = torch.tensor([[1, rank], [rank, 5]]).T, torch.arange(3 * rank)
+    results = {
+        "max": all_reduce_max(tensor),
+        "gathered": all_gather(ragged),
+        "max of floats": all_reduce_max(torch.tensor([-rank - 0.5, rank * 2.0, rank - torch.inf])),
+    }
+    return results | {"unchanged": tensor, "rank": current_rank(), "distributed": is_distributed()}
+
+
 def everything_on(rank):
-    jobs = values_on, only_rank_0_has_token_ids, texts_on
+    jobs = values_on, only_rank_0_has_token_ids, texts_on, collectives_on
     return {job.__name__: job(rank) for job in jobs}
 
 
@@ -89,6 +108,16 @@ def everything_on(rank):
 def ranks(tmp_path_factory):
     """What `everything_on` gives on each rank."""
     return on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks"))
+
+
+def test_collectives_leave_their_arguments_and_take_any_length(ranks):
+    for rank, result in enumerate(ranks):
+        got = result["collectives_on"]
+        assert got["max"].tolist() == [[1, 1], [1, 5]]
+        assert [each.tolist() for each in got["gathered"]] == [[], [0, 1, 2]]
+        assert got["max of floats"].tolist() == [-0.5, 2.0, -torch.inf]
+        assert got["unchanged"].tolist() == [[1, rank], [rank, 5]]
+        assert (got["rank"], got["distributed"]) == (rank, True)
 
 
 def test_values_are_those_of_one_process(ranks):
