@@ -402,3 +402,19 @@ def test_a_teacher_of_torchs_own_layers_gives_the_same_in_measured_steps():
 
     run_whole(StepMonitor(model, every_n_steps=2, metrics=moments), 2, taught, batch)
     assert torch.equal(*outputs)
+
+
+def test_a_pass_of_averaged_weights_before_the_one_that_is_trained_does_not_leave_it_out():
+    model = gpt_neox(num_hidden_layers=1)
+    weight = model.get_output_embeddings().weight
+
+    def taught():
+        with torch.no_grad():
+            weight.mul_(2)
+            model(**token_batch())
+            weight.div_(2)
+        model(**token_batch()).logits.mean().backward()
+
+    monitor = StepMonitor(model, every_n_steps=1, **OPTIONS)
+    go_on(monitor, range(2), taught, token_batch())
+    assert value(monitor, 0, "block.00", "n") == 48

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -69,7 +68,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
             # as others have kept it, which set a module's own for a while
             kept = getattr(vars(module).get("forward"), "__func__", None)
             if isinstance(kept, _ClassForward):
-                _set_forward(module, kept.original.__get__(module))
+                vars(module)["forward"] = kept.original.__get__(module)
 
 
 class _ClassForward:
@@ -267,16 +266,19 @@ def kept_state(model: nn.Module) -> Iterator[None]:
             if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
                 undo[id(value)] = put_back
 
-    def keep_wrapper(module: nn.Module, args: object) -> None:
-        if isinstance(module, DistributedDataParallel):
-            keep(module)
+    wrappers: Any = DistributedDataParallel
+    forward = wrappers.forward
+
+    def kept(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        keep(wrapper)
+        return forward(wrapper, *args, **kwargs)
 
     keep(model)
-    hook = register_module_forward_pre_hook(keep_wrapper)
+    wrappers.forward = kept
     try:
         yield
     finally:
-        hook.remove()
+        wrappers.forward = forward
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()

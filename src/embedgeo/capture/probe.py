@@ -347,21 +347,21 @@ class Probe:
         self._inputs.begin_call(module, *call)
 
     def _compare_weights(self) -> None:
-        """Find, as a pass begins, whether the weights have changed since another one of the
-        step.
+        """Find, as a pass with gradients begins, whether the weights have changed since another one
+        of the step.
         """
-        if not self._no_grad_passes:
-            versions = self._weight_versions()
-            self._is_stale = bool(self._versions) and self._versions != versions
-            self.has_left_out |= self._is_stale
-            self._versions = self._versions or versions
+        is_compared = has_gradients() and not self._no_grad_passes
+        versions = self._weight_versions() if is_compared else self._versions
+        self._is_stale = bool(self._versions) and self._versions != versions
+        self.has_left_out |= self._is_stale
+        self._versions = self._versions or versions
 
     def _end_call(self, *call: Any) -> None:
         try:
             if self._inputs.depth == 1:
                 self._inputs.read_held()
                 # a pass itself may change some, as an embedding table with max_norm does
-                if not (self._no_grad_passes or self._is_stale):
+                if self._versions and has_gradients() and not self._is_stale:
                     self._versions = self._weight_versions()
         finally:
             self._inputs.end_call(*call)

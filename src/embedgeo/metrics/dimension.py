@@ -443,6 +443,5 @@ def _gaussian_twonn(n: int, dim: int) -> dict[str, float]:
 @cache
 def _mean_twonn(power: int, dim: int) -> float:
     """The mean over clouds of 2**power rows, 4096 in all."""
-    generator = torch.Generator().manual_seed(0)
-    clouds = torch.randn(4096, dim, generator=generator).split(2**power)
-    return float(f"{fmean(twonn_dimension(cloud).dimension for cloud in clouds):.4g}")
+    rows = torch.randn(4096, dim, generator=torch.Generator().manual_seed(0))
+    return float(f"{fmean(twonn_dimension(each).dimension for each in rows.split(2**power)):.4g}")

@@ -140,7 +140,7 @@ def _moved(kind: str, run: Run) -> list[str]:
 def _near_copies(run: Run) -> list[str]:
     dimension = _values_of(run, "intrinsic_dimension")
     low = dimension[dimension < 1]
-    worst: Any = low.groupby("layer").idxmin().reindex(run.layers).dropna()
+    worst = low.groupby("layer").idxmin().reindex(run.layers).dropna()
     return [f"{layer}: {low[at]:.2g}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
 
