@@ -451,8 +451,8 @@ class Probe:
                 forward.held[layer.name] = partial(
                     self._leave_out,
                     layer,
-                    f"must be the next norm after the last block, once; its {kind} is called "
-                    "before the blocks, after another norm, or again: it is left out.",
+                    f"must be the next norm after the last block, once; its {kind} is called again, "
+                    "after another norm, or where the last block was not: there it is left out.",
                 )
             return False
         if is_inside and layer.place is not None:
