@@ -451,8 +451,8 @@ class Probe:
                 forward.held[layer.name] = partial(
                     self._leave_out,
                     layer,
-                    f"must be the next norm after the last block, once; its {kind} is called again, "
-                    "after another norm, or where the last block was not: there it is left out.",
+                    f"must be the next norm after the last block, once; its {kind} is called "
+                    "again, after another one, or where the last block was not: it has no rows.",
                 )
             return False
         if is_inside and layer.place is not None:
