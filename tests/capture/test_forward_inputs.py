@@ -210,6 +210,36 @@ def test_an_inner_call_has_its_own_mask_and_positions():
     assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(expected))
 
 
+class OfDocuments(Inner):
+    """Its blocks are called with the numbers of documents, or the ids, beside hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Blocks()
+
+    def forward(self, input_ids, attention_mask, position_ids):
+        return self.inner(self.table(input_ids), position_ids // 2)
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+
+    def forward(self, hidden, numbers):
+        return self.blocks[1](self.blocks[0](hidden))
+
+
+def test_numbers_beside_hidden_states_leave_mask_and_positions_as_they_are():
+    batch = token_batch(padding="right")
+    positions = torch.arange(batch["input_ids"].shape[1])[None] % 5
+    model = OfDocuments()
+    del model.blocks
+    geometry = observed(model, {**batch, "position_ids": positions}, skip_first_positions=1)
+    counts = batch["attention_mask"].bool() & (positions > 0)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][counts])
+
+
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("dimensions", [0, 4])
 def test_positions_are_numbered_after_a_cache(dimensions):

@@ -44,9 +44,8 @@ class Tables(nn.Module):
             ["word_embeddings"],
         ),
         (Tables(tokEmb=9, posEmb=64, segEmb=3), ["tokEmb"]),
-        (Tables(a=9, b=64, head=9, tied="a"), ["a"]),
-        (Tables(pos=9, b=64, head=9, tied="pos"), ["pos"]),
-        (Tables(a=64, b=9, head=9), ["b"]),
+        (Tables(pos=9, b=64, head=9, tied="pos"), ["pos", "b"]),
+        (Tables(a=64, b=9, head=9, tied="b"), ["a", "b"]),
         (Tables(source_tokens=9, target_tokens=9, head=9), ["source_tokens", "target_tokens"]),
         (Tables(a=9, b=64), ["a", "b"]),
         (Tables(wpe=64), []),
@@ -127,11 +126,43 @@ class Two(nn.Module):
 @pytest.mark.parametrize("build", [gpt_neox, NanoGPT])
 def test_of_two_models_side_by_side_none_is_guessed(build):
     model = Two(build)
-    with pytest.raises(ValueError, match=r"teacher.*, student.* side by side.*module\.student"):
+    with pytest.raises(ValueError, match=r"teacher.*, student.* side by side.*layers="):
         layer_names(model)
     with observe(model, lambda module: module.student) as geometry:
         model.student(token_batch()["input_ids"])
     assert [*geometry.compute()] == layer_names(build())
+
+
+def blocks(count):
+    return nn.ModuleList(Block(16) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"layers": blocks(3), "moe_layers": blocks(2)},
+        {"visual": nn.ModuleDict({"blocks": blocks(3)}), "blocks": blocks(2)},
+        {"layers": blocks(2), "mtp": nn.ModuleList([nn.Sequential(Block(16), nn.Linear(16, 999))])},
+        {
+            "encoder": nn.ModuleDict({"layers": blocks(3)}),
+            "decoder": nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2), 2),
+        },
+    ],
+)
+def test_of_several_lists_of_blocks_none_is_guessed(lists):
+    with pytest.raises(ValueError, match=r"has .*, .* side by side\. Choose one: layers=\"\w+"):
+        layer_names(nn.ModuleDict(lists))
+
+
+def test_a_list_inside_of_blocks_is_not_the_blocks():
+    model = NanoGPT()
+    expected = layer_names(model)
+    for block in model.transformer.h:
+        block.experts = blocks(3)
+    assert layer_names(model) == expected
+    model.transformer.h.append(nn.LayerNorm(16))  # then they are of several types
+    with pytest.raises(ValueError, match="found none"):
+        layer_names(model)
 
 
 # ── The final norm

@@ -87,16 +87,21 @@ def test_there_is_no_mean_over_blocks_where_one_was_replaced():
     assert {*found[found.layer == "mean"].step} == {0}
 
 
-def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once():
+@pytest.mark.parametrize("first", [1, 0])
+def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once(first):
     model, batch = gpt_neox(), token_batch()
     monitor = StepMonitor(model, 1, measure_last=False, on_error="raise")
     with all_warnings() as caught:
         for step in range(4):
             with monitor.step(step):
-                model(**batch)
-            model.set_input_embeddings(copy.deepcopy(model.get_input_embeddings()))
+                if first:
+                    model(**batch)
+                else:
+                    model(inputs_embeds=model.get_input_embeddings()(batch["input_ids"]) + 1)
+            if first:
+                model.set_input_embeddings(copy.deepcopy(model.get_input_embeddings()))
     (told,) = of_monitors(caught)
-    assert "at step 1 no token ids were found, so what needs them is missing" in told
+    assert f"at step {first} no token ids were found, so what needs them is missing" in told
 
 
 def test_a_step_inside_another_one_is_refused():

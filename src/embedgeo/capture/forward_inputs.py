@@ -156,7 +156,7 @@ class _RunningCall(NamedTuple):
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
     input_ids: Tensor | None  # the argument of that name
-    token_ids: Tensor | None  # those, or the first argument that may be
+    token_ids: Tensor | None  # those, or the first argument, before any hidden state, that may be
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
     has_gradients: bool  # when it began
@@ -165,19 +165,20 @@ class _RunningCall(NamedTuple):
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
         arguments = dict(_tensors(given)) | given
-        integers = [
+        of_rows = [
             each
             for name, each in arguments.items()
             if name not in (*READ_MASKS, "labels")
             and isinstance(each, Tensor)
-            and each.ndim == 2
-            and _is_integer(each)
+            and (
+                each.ndim == 2 and _is_integer(each) or each.ndim == 3 and each.is_floating_point()
+            )
         ]
         embeddings = _tensor(arguments, "inputs_embeds", 3)
         input_ids = _tensor(arguments, "input_ids", 2)
-        token_ids = next(iter(integers), None) if input_ids is None else input_ids
+        first = next(iter(of_rows), None) if input_ids is None else input_ids
         num_cached = _num_cached(arguments)
-        tokens = token_ids if embeddings is None else embeddings
+        tokens = first if embeddings is None else embeddings
         shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
         padding = _padding_of_call(module, arguments, shape, is_cached=num_cached is not None)
         return cls(
@@ -187,8 +188,8 @@ class _RunningCall(NamedTuple):
             num_cached=num_cached,
             position_ids=_positions_of_call(arguments),
             input_ids=input_ids,
-            token_ids=token_ids,
-            integers=integers,
+            token_ids=None if first is None or first.ndim == 3 else first,
+            integers=[each for each in of_rows if each.ndim == 2],
             embeddings=embeddings,
             has_gradients=has_gradients(),
         )
@@ -760,7 +761,9 @@ class ForwardInputs:
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state, whose shape is given."""
-        return sequence_numbers(shape, self.forward.position_ids, [*self.token_ids.values()])
+        given = (each for call in self._running for each in call.integers)
+        ids = [*given, *self.token_ids.values()]
+        return sequence_numbers(shape, self.forward.position_ids, ids)
 
     def row_tokens(
         self,

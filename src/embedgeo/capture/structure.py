@@ -35,6 +35,7 @@ class Stack(NamedTuple):
     """The transformer blocks of a model, and the module that applies them."""
 
     parent: nn.Module
+    name: str  # of the list in its parent
     blocks: list[nn.Module]  # in forward order, as often as they are applied (ALBERT)
 
 
@@ -76,15 +77,20 @@ def measured_model(model: nn.Module) -> nn.Module:
 
 def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
     """Raise ValueError if there are several, side by side, as a teacher and a student are: Hugging
-    Face models, or lists of blocks of one size in a model written ``by_hand``.
+    Face models, or lists of blocks in a model written ``by_hand``.
     """
-    beside = {id(m): name for name, m in _hugging_face_models(model)}
-    measured = measured_model(model)
-    if also_by_hand and not beside:
-        parents = [stack.parent for stack in _largest_stacks(measured)]
-        beside = {id(m): name for name, m in measured.named_modules() if m in parents}
+    beside = [name for name, _ in _hugging_face_models(model)]
     if len(beside) > 1:
-        raise _several(model, [*beside.values()])
+        raise _several(model, beside)
+    paths = {module: name for name, module in measured_model(model).named_modules()}
+    for part in submodels(model).values() if also_by_hand and not beside else ():
+        lists = [f"{paths[stack.parent]}.{stack.name}".lstrip(".") for stack in _stacks(part)]
+        if len(lists) > 1:
+            raise ValueError(
+                f"one list of blocks must be measured; {type(model).__name__} has {listed(lists)} "
+                f'side by side. Choose one: layers="{lists[-1]}.*", or, of a module that has one '
+                f"alone, layers=lambda module: module.NAME."
+            )
 
 
 def require_whole_sequences(model: nn.Module) -> None:
@@ -168,11 +174,11 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
 def find_stack(submodel: nn.Module) -> Stack | None:
     """The list of blocks with the most parameters; None if there is none.
 
-    Lists with attention or a norm inside come before others. Of a model of text and images or
-    sounds the blocks are those of the text.
+    Lists with attention or a norm inside come before others, and a list before those inside its
+    blocks. Of a model of text and images or sounds the blocks are those of the text.
     """
     config = getattr(submodel, "config", None)
-    best = next(iter(_largest_stacks(submodel)), None)
+    best = next(iter(_stacks(submodel)), None)
     if best is None or not all(map(is_callable, best.blocks)):
         return None  # lists of modules are no blocks
     # ALBERT
@@ -182,30 +188,43 @@ def find_stack(submodel: nn.Module) -> Stack | None:
     return best
 
 
-def _largest_stacks(submodel: nn.Module) -> list[Stack]:
-    """The list of blocks with the most parameters, and those beside it of the same size with
-    attention or a norm inside.
+def _stacks(submodel: nn.Module) -> list[Stack]:
+    """The lists of blocks with attention or a norm inside, the one with the most parameters first;
+    without any of these the largest of other modules.
     """
-    config = getattr(submodel, "config", None)
-    stacks: list[Stack] = []
-    most = (False, 0)
-    for parent in _text_model(submodel).modules():
-        for stack in parent.children():
-            if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-                continue
-            entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
+    depth = getattr(getattr(submodel, "config", None), "num_hidden_layers", None)
+    usual, others = list[Stack](), list[Stack]()
+
+    def walk(parent: nn.Module) -> None:
+        for name, child in parent.named_children():
+            entries: Iterable[Any] = ()
+            if isinstance(child, nn.ModuleList | nn.Sequential):
+                entries = child
+            elif isinstance(child, nn.ModuleDict):
+                entries = child.values()
             blocks = [unwrapped(block) for block in entries if block is not None]
-            kinds = [type(module).__name__ for block in blocks for module in block.modules()]
-            is_usual = any("Attention" in kind or "Norm" in kind for kind in kinds)
-            size = is_usual, sum(p.numel() for p in stack.parameters())
-            depth = getattr(config, "num_hidden_layers", None)
-            if size < most or not _are_blocks(stack, blocks, depth) or _is_cut(parent, blocks):
-                continue
-            if size > most:
-                stacks, most = [Stack(parent, blocks)], size
-            elif is_usual and not contains_any(stacks[0].parent, [parent]):
-                stacks.append(Stack(parent, blocks))
-    return stacks
+            num_usual = sum(map(_is_usual, blocks))
+            is_stack = _are_blocks(child, blocks, depth) and not _is_cut(parent, blocks)
+            if is_stack:
+                (usual if num_usual else others).append(Stack(parent, name, blocks))
+            # what is inside of blocks, of several types too, is a part of these
+            if not num_usual or (
+                not is_stack and (num_usual == 1 or isinstance(child, nn.ModuleDict))
+            ):
+                walk(child)
+
+    def num_parameters(stack: Stack) -> int:
+        return sum(p.numel() for p in stack.parent.get_submodule(stack.name).parameters())
+
+    walk(_text_model(submodel))
+    stacks = sorted(usual or others, key=num_parameters, reverse=True)
+    return stacks if usual else stacks[:1]
+
+
+def _is_usual(block: nn.Module) -> bool:
+    """Tell whether a module has attention, or a norm inside."""
+    own, *inner = (type(module).__name__ for module in block.modules())
+    return "Attention" in own or any("Attention" in kind or "Norm" in kind for kind in inner)
 
 
 def _text_model(submodel: nn.Module) -> nn.Module:
@@ -334,9 +353,9 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it
     is.
 
-    Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that are not
-    named after positions, segments and times, the first of: those named after tokens, that share a
-    head's weight, that have its rows, all.
+    Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that share a
+    head's weight or are not named after positions, segments and times, those named after tokens,
+    else all.
     """
     get_table = getattr(submodel, "get_input_embeddings", None)
     if callable(get_table):
@@ -351,24 +370,18 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
             tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
             return tied or ([table] if isinstance(table, nn.Module) else [])
     outside = _outside_blocks(submodel)
-    heads = [module for module in outside if isinstance(module, nn.Linear)]
-    head_weights = {id(head.weight) for head in heads}
-    head_rows = {head.out_features for head in heads}
+    head_weights = {id(module.weight) for module in outside if isinstance(module, nn.Linear)}
     words = {
         table: _words(table, name)
         for table, name in outside.items()
         if isinstance(table, nn.Embedding)
     }
-    tied = [table for table in words if id(table.weight) in head_weights]
     tables = [
         table
         for table in words
-        if table in tied or not any(map(_NO_TOKENS.fullmatch, words[table]))
+        if id(table.weight) in head_weights or not any(map(_NO_TOKENS.fullmatch, words[table]))
     ]
-    named = [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))]
-    return (
-        named or tied or [table for table in tables if table.num_embeddings in head_rows] or tables
-    )
+    return [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))] or tables
 
 
 def _outside_blocks(submodel: nn.Module) -> dict[nn.Module, str]:

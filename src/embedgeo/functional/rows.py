@@ -429,12 +429,16 @@ def sequence_numbers(
     into it.
 
     Position ids, shape (batch or 1, positions), start another one where they begin anew. For rows
-    of shape (n,), (batch, positions) are those of the first ids with n elements; else each row is a
-    sequence. ValueError if position ids do not fit.
+    of shape (n,), (batch, positions) are those of the first ids with n elements, one sequence if
+    these have shape (n,), too; else each row is a sequence. ValueError if position ids do not fit.
     """
     grid = shape
     if len(shape) == 1:
-        inputs = (ids for ids in (position_ids, *token_ids) if ids is not None and ids.ndim == 2)
+        inputs = (
+            torch.atleast_2d(ids)
+            for ids in (position_ids, *token_ids)
+            if ids is not None and ids.ndim < 3
+        )
         grid = next(
             (ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1))
         )

@@ -278,7 +278,7 @@ class IntrinsicDimension(GeometryMetric):
         """That of the sampled rows without their coordinate of largest second moment."""
         rows = self.load(Sample).rows
         dtype = accumulator_dtype(rows.device)  # squares of float32 may leave its range
-        top = torch.linalg.vector_norm(rows, dim=0, dtype=dtype).argmax()[None]
+        top = rows.to(dtype, copy=True).square_().sum(0).argmax()[None]
         return moment_values(row_moments(rows.index_fill(1, top, 0)))["mean_cosine"]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:

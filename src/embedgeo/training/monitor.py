@@ -875,10 +875,12 @@ class Monitor(ABC):
                 self._warn_of_nothing(
                     step, records, why_silent, geometry.num_rows, has_lost=has_lost
                 )
-            if self._had_token_ids and geometry.num_rows and not geometry.had_token_ids:
+            had_ids = self._had_token_ids or (is_first and geometry.inputs.tables)
+            if had_ids and geometry.num_rows and not geometry.had_token_ids:
                 self._warn(
                     f"at step {step} no token ids were found, so what needs them is missing from "
-                    "then on: its embedding table is another one. Begin another monitor."
+                    "then on: its embedding table is another one, or not called. Give token_ids=, "
+                    "or begin another monitor."
                 )
             self._had_token_ids = geometry.had_token_ids
             if is_first and (lines := finding_lines(records)):
