@@ -170,9 +170,8 @@ class _RunningCall(NamedTuple):
             for name, each in arguments.items()
             if name not in (*READ_MASKS, "labels")
             and isinstance(each, Tensor)
-            and (
-                each.ndim == 2 and _is_integer(each) or each.ndim == 3 and each.is_floating_point()
-            )
+            and each.ndim == 2 + each.is_floating_point()
+            and (each.is_floating_point() or _is_integer(each))
         ]
         embeddings = _tensor(arguments, "inputs_embeds", 3)
         input_ids = _tensor(arguments, "input_ids", 2)
