@@ -104,6 +104,28 @@ def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once(
     assert f"at step {first} no token ids were found, so what needs them is missing" in told
 
 
+def run_both(monitor, model, chosen, rejected):
+    with monitor.step(0, chosen):
+        model(**chosen)
+        model(**rejected)
+
+
+def test_a_mask_for_the_batch_is_of_one_pass_alone():
+    model, chosen, rejected = gpt_neox(), token_batch(seed=1), token_batch(seed=2)
+    mask = {"mask": lambda batch: batch["input_ids"] % 3 > 0}
+    monitor = StepMonitor(model, 1, measure_last=False, **mask, **OPTIONS)
+    for batch in (chosen, rejected):
+        with monitor.step(0, batch):
+            model(**batch)
+            model(**batch)
+    monitor.close()
+    expected = sum(2 * int(mask["mask"](batch).sum()) for batch in (chosen, rejected))
+    assert n_at(monitor) == {0: expected}
+    monitor = StepMonitor(model, 1, **mask, **OPTIONS)
+    with pytest.raises(ValueError, match="another one had other token ids"):
+        run_both(monitor, model, chosen, rejected)
+
+
 def test_a_step_inside_another_one_is_refused():
     model = gpt_neox()
     monitor = StepMonitor(model, 1, **OPTIONS)

@@ -509,6 +509,7 @@ class ForwardInputs:
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
+        self.ids_of_given = list[Tensor]()  # of the pass that what is given for the batch was for
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -798,6 +799,8 @@ class ForwardInputs:
                 for name, value in values.items()
                 if value is not None
             }
+            if given and not self.takes_no_grad:
+                self._require_one_pass([*self.token_ids.values()])
             ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
             words = given.get("word_ids")
@@ -838,6 +841,15 @@ class ForwardInputs:
         if has_rows_without_type(ids, counts) and not self._warned_of_rows_without_type:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)
+
+    def _require_one_pass(self, ids: list[Tensor]) -> None:
+        """Raise ValueError if what is given for a batch was for a pass on other token ids."""
+        self.ids_of_given = self.ids_of_given or ids
+        if not all(map(_equal, self.ids_of_given, ids)):
+            raise ValueError(
+                "mask= and token_ids= are of one forward pass of a batch; another one had other "
+                "token ids. Give each a step of StepMonitor, or measure a probe."
+            )
 
     def _of_batch(self, values: PerToken, name: str) -> Tensor:
         if isinstance(values, Tensor):

@@ -178,6 +178,7 @@ class Probe:
         """
         if self._attached is not None:
             return
+        self._inputs.ids_of_given = []
         with ExitStack() as stack:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
