@@ -39,8 +39,6 @@ def training_steps() -> Iterator[Record]:
 
 def compiled() -> Iterator[Record]:
     yield steps.graphs(backend="inductor")
-    yield from steps.compiled(steps.SHAPE_70M, 1.10, rounds=5)
-    yield from steps.compiled(steps.SMALL, None, rounds=21)
 
 
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {

@@ -27,7 +27,7 @@ soon as it is there; ``_ms`` are milliseconds:
 - ``steps <model> <way>``: ``plain_ms`` of a training step; ``added_ms`` by a measurement;
   ``measured_over_plain``, 1 + added_ms / plain_ms; ``unmeasured_over_plain``; medians, with ``low``
   and ``high`` of the rounds; ``plain`` and ``monitored``, the ``graphs`` that were compiled without
-  the monitor and with it, and their ``breaks``. The ways: eager, compiled, stable.
+  the monitor and with it, and their ``breaks``. The ways: eager, compiled.
 - ``errors``: what has failed, by part; the others go on.
 """
 

@@ -19,11 +19,7 @@ from benchmarks.gpu_clock import DEVICE, GPU, median_ms, peak_mb, rounds, spread
 from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, observe
 
 SHAPES = {"160m": (768, 12, 12), "410m": (1024, 24, 16), "tiny": (32, 2, 2)}  # width, layers, heads
-WAYS: dict[str, dict[str, Any]] = {
-    "eager": {},
-    "compiled": {},
-    "stable": {"compiled": "stable"},
-}
+WAYS = "eager", "compiled"
 
 
 def zipf(vocabulary: int, *shape: int) -> Tensor:
@@ -127,7 +123,6 @@ def new_backend() -> Callable[..., Any]:
 def steps(
     shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: int
 ) -> dict[str, Any]:
-    is_compiled = way in ("compiled", "stable")
     stats: list[dict[str, int]] = []
     monitors: list[StepMonitor] = []
 
@@ -144,13 +139,11 @@ def steps(
         model, at = make_model(shape), [0]
         ids, monitor = zipf(model.config.vocab_size, *batch), None
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        options = {"measure_last": False, "on_error": "raise", **WAYS[way]}
-        if monitored and way == "stable":
-            monitor = StepMonitor(model, 2 * block, **options)
-            monitor.prepare(model)
-        run = torch.compile(model, backend=new_backend(), dynamic=False) if is_compiled else model
-        if monitored and monitor is None:
-            monitor = StepMonitor(run, 2 * block, **options)
+        run: Any = model
+        if way == "compiled":
+            run = torch.compile(model, backend=new_backend(), dynamic=False)
+        if monitored:
+            monitor = StepMonitor(run, 2 * block, measure_last=False, on_error="raise")
         monitors.extend([monitor] if monitor else [])
 
         def train() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,13 +66,6 @@ class Loop:
         self.tokens = zipf_tokens(*shape.batch, num_types=shape.vocabulary)
         self.monitor = None if options is None else self.monitored(**options)
         if backend is not None:
-            if (
-                self.monitor is not None
-                and options is not None
-                and options.get("compiled") == "stable"
-            ):
-                self.monitor.prepare(self.model)
-            # Otherwise a prepared model runs graphs of one that is not: hooks are not guarded.
             self.forward = torch.compile(self.model, backend=backend, isolate_recompiles=True)
 
     def monitored(self, **options: Any) -> StepMonitor:
@@ -175,29 +168,6 @@ def eager_runs(
     yield Runs(f"measured ÷ plain step, {shape.name}", ratios, median_at_most, at_most)
 
 
-def compiled(
-    shape: Shape, at_most: float | None, rounds: int, backend: str = "inductor"
-) -> Iterator[Line]:
-    """Steps of a model whose measurement is part of what is compiled, beside one that was compiled
-    without.
-    """
-    loop, without = Loop(shape, backend, {"compiled": "stable"}), Loop(shape, backend)
-    sides = {"compiled plain": without.plain, "measured": loop.measured, "other": loop.other}
-    seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
-    assert loop.monitor is not None
-    assert len({record["step"] for record in loop.monitor.history}) == loop.last_step // 2, (
-        "a step was not measured"
-    )
-    for side, limit in (("measured", at_most), ("other", 1.01)):
-        yield Line(
-            f"{side} ÷ compiled plain step, {shape.name}",
-            seconds,
-            side,
-            "compiled plain",
-            at_most=limit,
-        )
-
-
 @dataclass
 class Graphs:
     """What torch.compile made in 100 steps, half of them measured, beside what it makes without a
@@ -219,14 +189,9 @@ class Graphs:
         return f"{self.name}: without a monitor {' | with it '.join(said)}"
 
 
-def graphs(
-    shape: Shape = SMALL,
-    steps: int = 100,
-    backend: str = "aot_eager",
-    how: Literal["stable", "eager"] = "stable",
-) -> Graphs:
+def graphs(shape: Shape = SMALL, steps: int = 100, backend: str = "aot_eager") -> Graphs:
     found = []
-    for options in (None, {"compiled": how}):
+    for options in (None, dict[str, Any]()):
         torch._dynamo.reset()
         counters.clear()
         loop = Loop(shape, backend, options)

@@ -56,7 +56,6 @@ QUICK = {
 }
 SLOW = {
     "compiled": lambda: [
-        *steps.compiled(TINY, 1.1, rounds=1, backend="eager"),
         steps.graphs(TINY, steps=2, backend="eager"),
     ],
     "communication": lambda: [

@@ -1,6 +1,4 @@
-"""The monitors on models that are compiled: `prepare`, and what happens without it."""
-
-import sys
+"""The monitors on models that are compiled."""
 
 import pytest
 import torch
@@ -23,53 +21,6 @@ def dynamo():
     torch._dynamo.reset()
 
 
-def trained(monitor, model, *, prepares=False):
-    if prepares:
-        monitor.prepare(model)
-    run_whole(monitor, 5, lambda: model(**token_batch()).logits.mean().backward(), token_batch())
-    return monitor
-
-
-@pytest.mark.parametrize("prepares", [True, False])
-@pytest.mark.slow
-def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepares):
-    model = torch.compile(gpt_neox(use_cache=False, num_hidden_layers=1), backend="eager")
-    monitor = StepMonitor(model, compiled="stable", **OPTIONS)
-    with pytest.warns(UserWarning, match="StepMonitor") as caught:
-        trained(monitor, model, prepares=prepares)
-    (message,) = [str(each.message) for each in caught]
-    assert message.startswith(
-        'StepMonitor: compiled="stable" needs prepare(model) before torch.compile'
-    )
-    assert value(monitor, 2, "block.00", "n") == 48
-
-
-def test_prepare_does_nothing_unless_compiled_is_stable(monkeypatch):
-    model = gpt_neox()
-    StepMonitor(model).prepare(model)
-    assert not any(module._forward_hooks for module in model.modules())
-    with pytest.raises(ValueError, match=r'compiled must be "eager" or "stable"; got .fast.'):
-        StepMonitor(model, compiled="fast")
-    # of a torch that has not what it takes
-    monkeypatch.setitem(sys.modules, "embedgeo.capture.graph_hooks", None)
-    said = r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'
-    with pytest.raises(ValueError, match=said):
-        StepMonitor(model, compiled="stable")
-
-
-@pytest.mark.slow
-def test_a_function_that_ran_before_prepare_is_compiled_once_more_and_read():
-    model = gpt_neox(use_cache=False, num_hidden_layers=1)
-    run = torch.compile(lambda batch: model(**batch).logits.mean(), backend="eager")
-    run(token_batch()).backward()
-    monitor = StepMonitor(model, compiled="stable", measure_last=False, **OPTIONS)
-    monitor.prepare(model)
-    with monitor.step(0):
-        run(token_batch()).backward()
-    monitor.close(1)
-    assert value(monitor, 0, "block.00", "n") == 48
-
-
 class Compiling(TinyLM):
     """Compiles its model when training begins."""
 
@@ -78,32 +29,17 @@ class Compiling(TinyLM):
 
 
 @pytest.mark.slow
-def test_the_lightning_monitor_prepares_the_model_before_it_is_compiled(tmp_path):
-    monitor = GeometryMonitor(compiled="stable", **OPTIONS)
+def test_a_module_that_compiles_its_model_is_measured(tmp_path):
+    monitor = GeometryMonitor(**OPTIONS)
     fit(tmp_path, monitor, module=Compiling(), max_steps=4)
     assert steps(monitor) == [0, 2, 4]
     assert value(monitor, 2, "block.00", "n") == value(monitor, 0, "embed", "n") == 48
     assert counters["stats"]["unique_graphs"] >= 1
 
 
-def test_a_model_that_training_makes_is_not_prepared(tmp_path):
-    class Late(TinyLM):
-        def __init__(self):
-            super().__init__()
-            self.made, self.model = [self.model], None
-
-        def configure_model(self):
-            self.model = self.made[0]
-
-    monitor = GeometryMonitor(compiled="stable", **OPTIONS)
-    with pytest.warns(UserWarning, match="so measured steps run eagerly"):
-        fit(tmp_path, monitor, module=Late(), max_steps=2)
-    assert steps(monitor) == [0, 2]
-
-
 @pytest.mark.slow
-def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
-    callback = GeometryCallback(compiled="stable", measure_last=False, **OPTIONS)
+def test_a_model_that_the_trainer_compiles_is_measured(tmp_path):
+    callback = GeometryCallback(measure_last=False, **OPTIONS)
     compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
     hf_trainer(tmp_path, callback, max_steps=3, **compiled).train()
     assert steps(callback) == [0, 2]

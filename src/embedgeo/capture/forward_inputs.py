@@ -54,14 +54,6 @@ _NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
-READ_ARGUMENTS = (
-    "input_ids",
-    "position_ids",
-    "positions",
-    "inputs_embeds",
-    *READ_MASKS,
-    *_TEXT_ENDS,
-)
 
 
 class SeveralStreamsError(ValueError):
@@ -669,10 +661,6 @@ class ForwardInputs:
             self.has_unread_ids |= bool(self._running[0].integers)
         self._lookups = []
         del self._running[-1:]  # there is none after a `reset` inside the call
-
-    def is_outermost(self, module: nn.Module) -> bool:
-        """Tell whether a module is the outermost one that is being called."""
-        return bool(self._running) and self._running[0].module is module
 
     @property
     def depth(self) -> int:

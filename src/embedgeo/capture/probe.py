@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,7 @@ from embedgeo.capture.torch_names import (
 from embedgeo.functional.distributed import has_other_ranks
 from embedgeo.layer_names import side
 
-if TYPE_CHECKING:
-    from embedgeo.capture.graph_hooks import Event
-
+_Event = Literal["call", "lookup", "input", "output"]  # lookup: of an embedding table
 # what blocks call the one among several inputs
 _STATE_NAMES = re.compile(r"x|h|tgt|src|inputs?|hidden(_?states?)?|inputs_embeds|embeddings", re.I)
 
@@ -121,8 +119,7 @@ class Probe:
 
     Copies of the model are not read, nor is a forward pass that activation checkpointing repeats
     during the backward pass, nor one in which a pipeline stage learns its shapes. Compiled models
-    and torch's own transformer layers run eagerly meanwhile; where ``is_stable``, a model that was
-    prepared before it was compiled is read in its graphs.
+    and torch's own transformer layers run eagerly meanwhile.
 
     ``on_hidden`` is called with a layer, its hidden state, shape (..., d), batch first, detached,
     which the model may overwrite later, and the tokens of its rows; without gradients and autocast.
@@ -153,7 +150,6 @@ class Probe:
         self.word_ids: PerToken | None = None
         # the ranks of which each may have a part of the positions
         self.sequence_mesh: DeviceMesh | None = None
-        self.is_stable = False
         self.on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
         self._no_grad_passes = no_grad_passes
@@ -162,7 +158,6 @@ class Probe:
         inputs.takes_no_grad = no_grad_passes
         self._on_hidden = on_hidden
         self._undoing = undoing
-        self._undo: Callable[[], None] = _do_nothing  # of the pass that runs in a graph
         # as the last forward pass left them
         self._versions: list[object] = []
         self._is_stale = False  # the weights have changed since
@@ -173,38 +168,30 @@ class Probe:
         self.left_out = set[str]()  # layers that are not measured, while others are
 
     def attach(self) -> None:
-        """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only
-        listen.
-        """
+        """Add the hooks to the model and make compiled regions run eagerly."""
         if self._attached is not None:
             return
         self._inputs.ids_of_given = []
         with ExitStack() as stack:
-            if not self.is_stable:
-                stack.enter_context(eager_mode)
+            stack.enter_context(eager_mode)
             if self._no_grad_passes:
                 stack.enter_context(every_module_called)
-            for module in () if self.is_stable else self._inputs.outer_modules:
+            for module in self._inputs.outer_modules:
                 stack.enter_context(watched_calls(module, self._undone_if_raised))
             for event, hook in self._hooks():
                 module = hook.module
-                if self.is_stable:
-                    from embedgeo.capture.graph_hooks import hook_in_graph
-
-                    stack.enter_context(hook_in_graph(module, event, hook))
-                elif event == "call":
+                if event == "call":
                     end = _Hook(self, module, hook.place, self._end_call)
                     stack.enter_context(watched_calls(module, partial(self._call, hook, end)))
                 elif event == "input":
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                elif event in ("lookup", "output"):
+                else:
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             self._attached = stack.pop_all()
 
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
-        self._undo_in_graph()
         if has_other_ranks():
             self.forget_weights()
         self._inputs.reset()
@@ -230,25 +217,10 @@ class Probe:
         """
         previous, Probe._exclusive = Probe._exclusive, self
         try:
-            # other modes than training's: a stable probe would have a graph compiled for them
             with eager_mode, every_module_called:
                 yield
         finally:
             Probe._exclusive = previous
-
-    def prepare(self, model: nn.Module) -> None:
-        """Put permanent hooks on the model, before it is compiled."""
-        from embedgeo.capture import graph_hooks
-
-        graph_hooks.prepare(model, [(hook.module, event) for event, hook in self._hooks()])
-
-    def is_prepared(self) -> bool:
-        """Tell whether `prepare` was called on the model, by this probe or another one of the same
-        layers.
-        """
-        from embedgeo.capture import graph_hooks
-
-        return all(graph_hooks.is_prepared(hook.module, event) for event, hook in self._hooks())
 
     def should_skip(self) -> bool:
         """True if a call must not be read: only another probe may, it is a repetition, or it is on
@@ -272,16 +244,15 @@ class Probe:
                 "calls it while one runs. Measure in one thread, or a copy of the model."
             )
 
-    def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
+    def _hooks(self) -> Iterator[tuple[_Event, _Hook]]:
         for module in self._inputs.enclosing_modules:
             yield "call", _Hook(self, module, "at the model's call", self._begin_call)
-            yield "return", _Hook(self, module, "at the model's call", self._end_call)
         for table in self._inputs.tables:
             read = self._inputs.record_token_ids
             yield "lookup", _Hook(self, table, "at the embedding table", read)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
-                event: Event = "input" if call.takes_input else "output"
+                event: _Event = "input" if call.takes_input else "output"
                 place = f"at layer {layer.name!r}"
                 yield event, _Hook(self, call.module, place, partial(self._read, layer, i))
             for module in layer.after:
@@ -318,12 +289,6 @@ class Probe:
             undo()
             raise
 
-    def _undo_in_graph(self) -> None:
-        """Drop the rows of a pass in a graph that has not returned: it has raised."""
-        if self.is_stable and self._inputs.depth:
-            self._undo()
-            self._inputs.reset()
-
     def _weight_versions(self) -> list[object]:
         """What shows a change of the weights; of ``.data`` the sums of the tables do."""
         versions = [version(weight) for weight in self._inputs.weights]
@@ -338,12 +303,8 @@ class Probe:
         return [*versions, *(each.nan_to_num() for each in sums)]
 
     def _begin_call(self, module: nn.Module, *call: Any) -> None:
-        if self._inputs.is_outermost(module):
-            self._undo_in_graph()
         if not self._inputs.depth:
             self._thread = get_ident()
-            if self.is_stable:
-                self._undo = self._undoing()
             self._compare_weights()
         self._inputs.begin_call(module, *call)
 

@@ -1,17 +1,14 @@
 """Names of torch that it does not promise, and what is done in a torch without one: most often a
 slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile, in `keep_order` and
-what follows it, are taken for a monitor with ``compiled="stable"`` alone, which is refused where
-one of them is gone: `embedgeo.capture.graph_hooks` then raises ImportError or AttributeError.
+All are here but ``_apply`` (`embedgeo.metrics.base`).
 """
 
 import math
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -82,19 +79,15 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def is_compiled(model: nn.Module) -> bool:
+def has_compiled(model: nn.Module) -> bool:
     """Tell whether a module inside is what ``torch.compile(module)`` gives, or one of which
-    ``module.compile()`` was called. A torch with other names for these hides it.
+    ``module.compile()`` was called, or something has run in a graph in this process. A torch with
+    other names hides it.
     """
-    return any(
+    return torch._dynamo.utils.counters["frames"]["total"] > 0 or any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
-
-
-def has_compiled(model: nn.Module) -> bool:
-    """Tell whether the model `is_compiled`, or something has run in a graph in this process."""
-    return is_compiled(model) or torch._dynamo.utils.counters["frames"]["total"] > 0
 
 
 def meta_values() -> AbstractContextManager[Any]:
@@ -205,39 +198,3 @@ def running_stage() -> StageRun | None:
         return None
     num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
     return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")
-
-
-def keep_order(operator: Any) -> None:
-    """Make an operator an ordered effect in graphs of torch.compile, which is neither removed nor
-    moved past another one.
-    """
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    _register_effectful_op(operator, _EffectType.ORDERED)
-
-
-def skip(code: CodeType) -> None:
-    """Keep a function, and those inside, from being given graphs of their own."""
-    from torch._dynamo.eval_frame import skip_code
-
-    skip_code(code)
-    for inner in filter(lambda each: isinstance(each, CodeType), code.co_consts):
-        skip(inner)
-
-
-def forward_gradients() -> Callable[[bool], AbstractContextManager[Any]]:
-    """What makes a context in which `has_gradients` finds no autograd function running."""
-    from torch.autograd.forward_ad import _set_fwd_grad_enabled
-
-    return _set_fwd_grad_enabled
-
-
-def keep_apart(module: nn.Module) -> None:
-    """Keep graphs that were made for other modules of its class from running in place of a
-    module's.
-
-    torch.compile does not look at the hooks that a graph was made for, but it does at the types of
-    these dicts.
-    """
-    for name in ("_modules", "_parameters"):
-        module.__dict__[name] = OrderedDict(module.__dict__[name])

@@ -376,10 +376,7 @@ class Geometry:
                 f"only forward passes without gradients reached {names}, which do not count in "
                 "training: give a probe= to measure there."
             )
-        graphs = (
-            ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
-        )
-        return f"no forward pass reached {names}{graphs}."
+        return f"no forward pass reached {names}."
 
     def _warn_of_silence(self, stacklevel: int) -> None:
         """Warn of the `silent_layers`, once, where the user called: so many frames above."""

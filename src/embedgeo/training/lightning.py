@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,7 @@ class GeometryMonitor(Monitor, Callback):
     ``trainer.global_step``; a scheduled step that falls inside a batch is measured, and dated, at
     the start of the next batch. Nothing is measured in validation, test and predict. On a CPU
     training is bit for bit what it is without the monitor, except that in measured steps
-    what torch.compile has made runs eagerly, a model unless ``compiled="stable"``.
+    what torch.compile has made runs eagerly.
 
     Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
     mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and
@@ -93,11 +92,6 @@ class GeometryMonitor(Monitor, Callback):
             See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for
             tokens of no word.
-        compiled: how a measured step of a compiled model runs: ``"eager"``, or ``"stable"``, in the
-            graphs of all other steps, which need hooks before the model is compiled. They are put
-            in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
-            ``prepare(model)`` before ``torch.compile``. What the monitor itself runs, on a probe or
-            for the last weights, is eager.
         pictures: draw pictures for loggers that show them, at the first measurement, whenever there
             are twice as many, and at the last; ``False``: none.
         scalars: what loggers get at each layer and as means over blocks: ``"headlines"`` (those of
@@ -163,9 +157,6 @@ class GeometryMonitor(Monitor, Callback):
                     "that of a training batch is of the weights before the step. Give "
                     "GeometryMonitor held-out batches: probe=."
                 )
-        # the model may be made later, in configure_model; training starts with the error
-        with suppress(Exception):
-            self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer

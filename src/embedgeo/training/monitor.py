@@ -1,6 +1,5 @@
 """Measuring while a model trains: the part that all trainers share."""
 
-import importlib
 import math
 import operator
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 import torch
@@ -27,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
-from embedgeo.capture.torch_names import has_compiled, is_compiled
+from embedgeo.capture.torch_names import has_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import (
@@ -69,7 +68,6 @@ from embedgeo.training.plan import (
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
-Compiled = Literal["eager", "stable"]
 
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
@@ -172,9 +170,9 @@ class Monitor(ABC):
       training batch and after its backward pass and, where there is one, the optimizer step;
     - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the
-    hooks of `prepare` is on the model, the random states are left as they are, and no exception in
-    here reaches the training loop unless ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is
+    on the model, the random states are left as they are, and no exception in here reaches the
+    training loop unless ``on_error="raise"``.
     """
 
     every_n_steps: int = 100
@@ -196,7 +194,6 @@ class Monitor(ABC):
     folder: str | Path | None = None
     jackknife: int = 0
     word_ids: Callable[[Any], Tensor] | None = None
-    compiled: Compiled = "eager"
     pictures: bool = True
     scalars: Scalars = "headlines"
     listeners: Sequence[Any] = ()
@@ -212,7 +209,6 @@ class Monitor(ABC):
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {self.on_error!r}.')
-        _require_compiled(self.compiled)
         require_word_ids(self.rows, self.word_ids)
         require_exclusions(self.skip_first_positions, self.ignore_token_ids)
         massive_times(self.skip_massive)
@@ -265,19 +261,6 @@ class Monitor(ABC):
             "_meetings",
         )
         return {**vars(self), **dict.fromkeys(of_run)}
-
-    def prepare(self, model: nn.Module) -> None:
-        """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
-        does nothing.
-
-        They stay, between measured steps as one operator each that finds nobody listening, and add
-        no parameters or buffers. On several ranks every rank calls this.
-        """
-        if self.compiled != "stable":
-            return
-        geometry = self.make_geometry(model)
-        if not (geometry.probe.is_prepared() or is_compiled(geometry.model)):
-            geometry.probe.prepare(geometry.model)
 
     @abstractmethod
     def _forward(self, batch: Any) -> None:
@@ -410,14 +393,6 @@ class Monitor(ABC):
         if self._geometry is None:
             self._window_start = None
             return
-        if self.compiled == "stable":
-            self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
-            if not self._geometry.probe.is_stable:
-                self._warn(
-                    'compiled="stable" needs prepare(model) before torch.compile, which was not '
-                    "called or came after it, so measured steps run eagerly. Call prepare(model) "
-                    "first."
-                )
         if self._last_step is None:
             if run.writes_files and step <= run.first_step:
                 self._history_run = uuid4().hex
@@ -635,13 +610,11 @@ class Monitor(ABC):
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
         probe = self._geometry.probe
-        is_eager = self.probe is None and not probe.is_stable
-        if is_eager and not self._has_said_eager and has_compiled(self._geometry.model):
+        if self.probe is None and not self._has_said_eager and has_compiled(self._geometry.model):
             self._has_said_eager = True
             self._say(
                 "in measured steps all that torch.compile has made runs eagerly, with the rounding "
-                'of eager mode and other random numbers: of a model, compiled="stable" avoids '
-                "both; so does a probe."
+                "of eager mode and other random numbers: a probe avoids both."
             )
         probe.attach()
         for name in ("token_ids", "mask", "word_ids"):
@@ -1163,18 +1136,6 @@ def _require_prefix(prefix: str) -> None:
             f"a number; got {prefix!r}. history.{prefix}.parquet would be another run's: put a "
             "letter there."
         )
-
-
-def _require_compiled(compiled: str) -> None:
-    if compiled not in get_args(Compiled):
-        raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
-    if compiled == "stable":
-        try:
-            # which takes names that torch may change
-            importlib.import_module("embedgeo.capture.graph_hooks")
-        except Exception as error:
-            cause = f"does not work with torch {torch.__version__} ({reason(error)})"
-            raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 
 def _require_same_batches(taken: list[Any], ranks: Group, *, as_training: bool) -> None:

@@ -6,7 +6,6 @@ require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ class GeometryCallback(Monitor, TrainerCallback):
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
     default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
     predict. The Trainer's checkpoints hold the place in the schedule and the choice of metrics, but
-    not the states of listeners. ``compiled="stable"``
-    goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
-    ``prepare(model)``.
+    not the states of listeners.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -53,10 +50,6 @@ class GeometryCallback(Monitor, TrainerCallback):
     @property
     def _state_name(self) -> str:
         return f"{type(self).__name__} {self.prefix}"
-
-    def on_init_end(self, *_: Any, **kwargs: Any) -> None:
-        with suppress(Exception):  # training starts with the error
-            self.prepare(kwargs["model"])  # which the Trainer compiles when training begins
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
