@@ -456,16 +456,21 @@ def load_file(
             f"{listed(different, 4) or reason(error)} "
             f"{'are in one of them alone' if different else ''}."
         ) from error
-    _require_tied(model, weights, path.name)
+    wanted = dtype or torch.float32
+    _require_as_stored(model, weights, path.name, wanted)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():  # Module.to keeps the real part alone of complex ones
-            tensor.data = tensor.data.to(dtype or torch.float32)
+            tensor.data = tensor.data.to(wanted)
     loaded: nn.Module = model.eval()
     return loaded
 
 
-def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Check that a file has one value for what is one parameter of the model."""
+def _require_as_stored(
+    model: nn.Module, weights: Mapping[str, Any], name: str, wanted: torch.dtype
+) -> None:
+    """Check that a file has one value for what is one parameter of the model, and that the dtype of
+    the model has rounded none more than the one that is wanted.
+    """
     first: dict[tuple[int, torch.Size], str] = {}
     for key, value in model.state_dict().items():
         if key in weights and isinstance(value, torch.Tensor) and value.numel():
@@ -474,6 +479,14 @@ def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> No
                 raise ValueError(
                     f"{name} must have one value for one parameter; {other} and {key} differ, "
                     "which the model ties. Give a model_class that does not."
+                )
+            if value.is_floating_point() and value.dtype not in {
+                torch.promote_types(value.dtype, other) for other in (weights[key].dtype, wanted)
+            }:
+                raise ValueError(
+                    f"model_class must make a model that does not round the weights of {name}; of "
+                    f"{key} it makes {value.dtype}, the file has {weights[key].dtype}. Let it make "
+                    f"a model of {wanted}."
                 )
 
 
