@@ -65,11 +65,11 @@ def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
             read_documents([tmp_path / name])
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    text = "ä→𝄞 and so on"
+def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path):
+    text = "ä→𝄞 and\nso on"
     for name in ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"):
         line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
-        data = (text if name == "a.txt" else line).encode("utf-8-sig")
+        data = (text if name == "a.txt" else line).replace("\n", "\r\n").encode("utf-8-sig")
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
         assert read_documents([tmp_path / name]) == [text]
 
