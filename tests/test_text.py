@@ -7,13 +7,13 @@ import threading
 from collections import Counter
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from embedgeo.functional.sampling import row_keys
 from embedgeo.text import Documents, builtin_corpus, cut_sequences, read_documents, split_held_out
 from embedgeo.text.reading import cut_texts
-from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
+from embedgeo.text.tokenizing import chosen_special_tokens, tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode(), mtime=0)
@@ -65,11 +65,11 @@ def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
             read_documents([tmp_path / name])
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    text = "ä→𝄞 and so on"
+def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path):
+    text = "ä→𝄞 and\nso on"
     for name in ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"):
         line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
-        data = (text if name == "a.txt" else line).encode("utf-8-sig")
+        data = (text if name == "a.txt" else line).replace("\n", "\r\n").encode("utf-8-sig")
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
         assert read_documents([tmp_path / name]) == [text]
 
@@ -214,6 +214,18 @@ def test_each_text_has_its_special_tokens_and_is_cut_to_its_length_with_them(
     assert inner == [token for ids in plain for token in ids][: 4 * room]
 
 
+@pytest.mark.parametrize("unknown", [None, "<s>"])
+def test_special_tokens_are_those_around_any_letter(unknown):
+    made = Tokenizer(models.BPE({"<s>": 0, "A": 1, "C": 2}, [], unk_token=unknown))
+    made.add_special_tokens(["<s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A <s>", special_tokens=[("<s>", 0)]
+    )
+    for named in ({}, {"bos_token": "<s>"}):
+        fast = PreTrainedTokenizerFast(tokenizer_object=made, **named)
+        assert chosen_special_tokens(fast, "default") == ([0], [0])
+
+
 def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):
     made = made_tokenizer(tmp_path, "gpt")
     lengths = [len(made(text)["input_ids"]) for text in TEXT]
@@ -271,4 +283,6 @@ def test_words_need_a_tokenizer_that_tells_them(tmp_path):
         return made(text, **options)
 
     with pytest.raises(ValueError, match="says which word a token is of"):
-        tokenize_texts(["the dog"], slow, max_length=64, num_tokens=99, with_words=True)
+        tokenize_texts(
+            ["the dog"], slow, max_length=64, num_tokens=99, with_words=True, special_tokens="none"
+        )

@@ -21,6 +21,7 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
+    GPT2Model,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -213,9 +214,10 @@ def test_what_makes_the_model_of_a_file_is_refused_beside_a_folder_or_a_reposito
             DistilBertConfig(vocab_size=64, dim=16, n_layers=1, n_heads=2, hidden_dim=32)
         ),
         GPT2ForSequenceClassification(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2)),
+        GPT2Model(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2)),
     ],
 )
-def test_a_classifier_is_loaded_without_a_head(tmp_path, saved):
+def test_a_classifier_or_a_body_alone_is_loaded_without_a_head(tmp_path, saved):
     saved.save_pretrained(tmp_path)
     for loaded in (load(tmp_path), described_model(tmp_path)):
         assert loaded.state_dict().keys() == saved.base_model.state_dict().keys()

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from huggingface_hub import constants, snapshot_download
@@ -126,6 +127,12 @@ def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason
         checkpoint.load()
 
 
+class Narrow(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+
+
 class Tied(torch.nn.Sequential):
     def __init__(self):
         super().__init__(Tiny(), Tiny())
@@ -142,6 +149,18 @@ def test_two_values_of_one_parameter_are_refused(tmp_path):
         ValueError, match=r"step5\.pt must have one .*; 0\.weight and 1\.weight dif"
     ):
         checkpoint.load()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "ckpt"])
+def test_a_class_that_rounds_the_weights_of_its_file_is_refused(tmp_path, suffix):
+    stored = {"state_dict": Narrow().state_dict(), "pytorch-lightning_version": "2.6"}
+    write_files(tmp_path, {f"step5.{suffix}": bin_file(stored)})
+    assert only(tmp_path, model_class=Narrow).load().weight.dtype == torch.float32
+    stored["state_dict"] = {key: value.float() for key, value in stored["state_dict"].items()}
+    write_files(tmp_path, {f"step5.{suffix}": bin_file(stored)})
+    only(tmp_path, model_class=Narrow).load(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"round .*of weight it makes .*bfloat16, .* of torch.flo"):
+        only(tmp_path, model_class=Narrow).load()
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path, hub):

@@ -15,6 +15,7 @@ from transformers import (
 from embedgeo.checkpoints.loading import stated_positions
 from embedgeo.sweep.measure import TokenLoss
 from embedgeo.sweep.texts import Batch
+from tests.models import VOCABULARY, NanoGPT
 from tests.sweep.tiny import SIZES, model
 
 IDS = torch.randint(5, 300, (3, 40), generator=torch.Generator().manual_seed(0))
@@ -47,6 +48,30 @@ def test_no_loss_is_recorded_of_a_model_that_sees_the_next_tokens():
     loss = TokenLoss(made.eval(), [], None)
     with torch.no_grad(), pytest.warns(UserWarning, match="no loss is recorded of"):
         loss.require_unseen(IDS[:1])
+    assert not loss.is_wanted
+
+
+class Last(NanoGPT):
+    def forward(self, idx):
+        return self.lm_head(self.transformer.ln_f(self.states(idx)[-1][:, [-1]])), None
+
+
+class Probabilities(NanoGPT):
+    def forward(self, idx):
+        return super().forward(idx).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"), [(Last, "no logits of each"), (Probabilities, "gives pr")]
+)
+def test_what_is_not_the_logits_of_each_token_gives_no_loss(made, why):
+    loss, ids = TokenLoss(made(), [], None), IDS % VOCABULARY
+    with torch.inference_mode():
+        loss.find_head(ids[:1])
+        loss.require_unseen(ids[:1])
+        with pytest.warns(UserWarning, match=f"of {made.__name__}: .*{why}"):
+            loss.add(loss.run(ids), Batch(ids, None, None))
+        loss.add(loss.run(ids), Batch(ids, None, None))  # without another word
     assert not loss.is_wanted
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -159,8 +159,15 @@ def _names_causal_head(config: PreTrainedConfig) -> bool:
     return any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or ())
 
 
-def _names_other_head(config: PreTrainedConfig) -> bool:
-    return any(map(_OTHER_HEADS.search, config.architectures or ()))
+def _without_other_head(model: Any, keys: Iterable[str] = ()) -> nn.Module:
+    """The model, or its body where the configuration names another head or none, and no keys are
+    those of a model with one: the head may be the embedding, and was not trained.
+    """
+    named = model.config.architectures or ()
+    body: nn.Module = model.base_model
+    is_whole = any(key.startswith(f"{model.base_model_prefix}.") for key in keys)
+    is_bare = type(body).__name__ in named and not is_whole
+    return body if is_bare or any(map(_OTHER_HEADS.search, named)) else model
 
 
 def is_encoder_model(model: nn.Module) -> bool:
@@ -231,11 +238,7 @@ def described_model(folder: Path, *, trust_remote_code: bool | None = None) -> n
     config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         model = empty_model(config, trust_remote_code=trust_remote_code)
-    body: nn.Module = model.base_model
-    # the head of a decoder may be its embedding, which is there
-    needs_head = is_encoder(config) or not config.tie_word_embeddings
-    is_bare = needs_head and type(body).__name__ in (config.architectures or ())
-    return body if is_bare or _names_other_head(config) else model
+    return _without_other_head(model)
 
 
 def _auto_class(config: PreTrainedConfig, trust_remote_code: bool | None) -> Any:
@@ -308,11 +311,9 @@ def load_model(
     _require_all_weights(model, info, types)
     _fill_buffers(model)
     model.config.use_cache = False  # nothing is generated
-    # a head that has random weights, or is the embedding and was not trained
-    if info["missing_keys"] or _names_other_head(config):
+    if info["missing_keys"]:  # of a head that has random weights
         model = model.base_model
-    loaded: nn.Module = model.eval()
-    return loaded
+    return _without_other_head(model, types).eval()
 
 
 def _fill_buffers(model: Any) -> None:
@@ -456,16 +457,21 @@ def load_file(
             f"{listed(different, 4) or reason(error)} "
             f"{'are in one of them alone' if different else ''}."
         ) from error
-    _require_tied(model, weights, path.name)
+    wanted = dtype or torch.float32
+    _require_as_stored(model, weights, path.name, wanted)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():  # Module.to keeps the real part alone of complex ones
-            tensor.data = tensor.data.to(dtype or torch.float32)
+            tensor.data = tensor.data.to(wanted)
     loaded: nn.Module = model.eval()
     return loaded
 
 
-def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Check that a file has one value for what is one parameter of the model."""
+def _require_as_stored(
+    model: nn.Module, weights: Mapping[str, Any], name: str, wanted: torch.dtype
+) -> None:
+    """Check that a file has one value for what is one parameter of the model, and that the dtype of
+    the model has rounded none more than the one that is wanted.
+    """
     first: dict[tuple[int, torch.Size], str] = {}
     for key, value in model.state_dict().items():
         if key in weights and isinstance(value, torch.Tensor) and value.numel():
@@ -474,6 +480,14 @@ def _require_tied(model: nn.Module, weights: Mapping[str, Any], name: str) -> No
                 raise ValueError(
                     f"{name} must have one value for one parameter; {other} and {key} differ, "
                     "which the model ties. Give a model_class that does not."
+                )
+            if value.is_floating_point() and value.dtype not in {
+                torch.promote_types(value.dtype, other) for other in (weights[key].dtype, wanted)
+            }:
+                raise ValueError(
+                    f"model_class must make a model that does not round the weights of {name}; of "
+                    f"{key} it makes {value.dtype}, the file has {weights[key].dtype}. Let it make "
+                    f"a model of {wanted}."
                 )
 
 

@@ -42,6 +42,7 @@ _STEP = re.compile(
 _TOKENS = re.compile(
     r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE
 )
+_SAYS_STEP = re.compile("step|iter", re.IGNORECASE)
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
@@ -403,7 +404,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         for p in candidates
         if p.is_dir() or p.suffix == ".ckpt" or (_is_state(p) and not is_model)
     ]
-    named = {path: position for path in paths if (position := _named_position(path))}
+    named = _named_positions(model, paths)
     known = {**named, **_unnamed_positions(paths, named)}
     positions = {path: position for path, position in known.items() if position}
     if not positions and (folder / "config.json").is_file():
@@ -454,6 +455,29 @@ def _is_like_one(path: Path, is_in_model: bool) -> bool:
 def _named_position(path: Path) -> Position | None:
     """The position in the name of a folder or file."""
     return parse_position(path.stem if path.suffix in (".ckpt", *_STATES) else path.name)
+
+
+def _named_positions(model: str, paths: Iterable[Path]) -> dict[Path, Position]:
+    """Positions in names of folders and files. A number after "checkpoint" or "ckpt" may be that of
+    an epoch: the step that a file holds takes its place.
+    """
+    positions: dict[Path, Position] = {}
+    differing = []
+    for path in paths:
+        if position := _named_position(path):
+            with suppress(ValueError):  # of a folder, or of what fails when it is loaded
+                if (step := stored_step(path)) != position.step:
+                    differing.append(f"{path.name} ({step})")
+                    if not _SAYS_STEP.search(path.stem):
+                        position = position._replace(step=step)
+            positions[path] = position
+    if differing:
+        warnings.warn(
+            f"{model}: other steps than in their names are stored in {listed(differing)}. A number "
+            "after step or iter in a name is taken, else the step that is stored.",
+            stacklevel=2,
+        )
+    return positions
 
 
 def _unnamed_positions(

@@ -287,12 +287,15 @@ class TokenLoss:
             change = (changed[0, last] - states[0, last]).std()
             # rounding depends on other tokens where experts take theirs together
             if change > torch.finfo(states.dtype).eps ** 0.5 * states[0, last].std():
-                self.is_wanted = False
-                warnings.warn(
-                    f"no loss is recorded of {type(self._model).__name__}: its positions see those "
-                    "after them, and so the tokens that it would have to predict.",
-                    stacklevel=2,
+                self._leave_out(
+                    "its positions see those after them, and so the tokens that it would have to "
+                    "predict"
                 )
+
+    def _leave_out(self, why: str) -> None:
+        self.is_wanted = False
+        name = type(self._model).__name__
+        warnings.warn(f"no loss is recorded of {name}: {why}.", stacklevel=3)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None
@@ -306,14 +309,17 @@ class TokenLoss:
         return inputs[0]
 
     def add(self, states: Tensor | None, batch: Batch) -> None:
-        """Add the loss of a batch, given what `run` returned, unless a model of the user's own
-        gives no logits.
-        """
+        """Add the loss of a batch, given what `run` returned, unless the model gives no logits."""
         token_ids, mask, predicts = batch[:3]
-        if self.is_wanted and predicts is not None and self._mask_token_id is not None:
+        if not self.is_wanted:
+            return
+        if predicts is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(predicts, self._mask_token_id), mask)
-        if not self.is_wanted or states is None:
-            self.is_wanted = False
+        if states is None:
+            self._leave_out("it gives no logits of each token")
+            return
+        if self._head is None and _are_probabilities(states[0]):
+            self._leave_out("it gives probabilities, and not logits")
             return
         targets = token_ids
         if predicts is None:  # at each position the next token
@@ -337,6 +343,11 @@ class TokenLoss:
             return self._model(token_ids)
         padding = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **padding)
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    off = (rows.float().sum(-1) - 1).abs()
+    return bool((rows >= 0).all() and (off < 0.02).all())  # rounded to bfloat16, they sum up so
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
     try:
         if path.exists() and not (path.is_file() or path.is_fifo()):
             raise OSError("it is no file. Of a folder or a device, name files")
-        with opened(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             while piece := ("" if is_lines else file.read(_MOST_LETTERS)) + file.readline(
                 _MOST_LETTERS
             ):

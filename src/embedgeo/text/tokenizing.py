@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -155,10 +155,18 @@ def chosen_special_tokens(
     in GPT-2.
     """
     if special_tokens in ("default", "document"):
-        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = tokenizer("a")["input_ids"]
-        start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-        return whole[:start], whole[start + len(plain) :]
+        added = set(tokenizer.get_added_vocab().values())
+        for text in chain("a", tokenizer.get_vocab()):  # of which one has a token of its own
+            plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+            whole = tokenizer(text)["input_ids"]
+            for start in range(len(whole)):
+                end = start + len(plain)
+                if plain and added.isdisjoint(plain) and whole[start:end] == plain:
+                    return whole[:start], whole[end:]
+        raise ValueError(
+            "a tokenizer must leave the tokens of a text as they are, with special ones around "
+            "them; this one does not. Give --tokens in place of a text."
+        )
     wanted = special_tokens.split("+")
     ids: list[list[int]] = [[], []]
     for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
