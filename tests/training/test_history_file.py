@@ -4,6 +4,7 @@ that broke off.
 
 import errno
 import logging
+import os
 import re
 import shlex
 import subprocess
@@ -213,10 +214,13 @@ def test_what_a_killed_process_left_of_a_history_is_removed_and_all_it_wrote_is_
     assert (
         subprocess.run([sys.executable, "-c", write, str(tmp_path)], check=False).returncode == -9
     )
-    assert len([*tmp_path.glob(".tmp-*")]) == 1
+    assert len([*tmp_path.glob(".embedgeo-*")]) == 1
     assert read(tmp_path)["step"].tolist() == [0]
+    of_others = tmp_path / ".tmp-3a12f9d4-9dad-41d1-80b4-00c04fd430c8"
+    of_others.mkdir()
+    os.utime(of_others, (0, 0))
     looped(tmp_path, range(3))
-    assert not [*tmp_path.glob(".tmp-*")]
+    assert [*tmp_path.glob(".*")] == [of_others]
 
 
 def test_another_probe_is_named(tmp_path):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from embedgeo.formatting import listed
 
-_TEMPORARY = ".tmp-"
+_TEMPORARY = ".embedgeo-"
 _ONE_DAY = 86_400
 
 
@@ -84,7 +84,7 @@ def remove_leftovers(*folders: Path) -> None:
     This process must not be writing yet: what has its id was left by an earlier one, as in a
     container.
     """
-    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*-[0-9]*-*") for folder in folders):
+    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         pid = rest.partition("-")[0]
         is_dead = (
