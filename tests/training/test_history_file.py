@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -398,7 +399,13 @@ def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exi
     assert re.fullmatch(said, done.stderr)
 
 
-def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
+def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(
+    tmp_path, monkeypatch
+):
+    # as if other processes took names just after a look at them
+    monkeypatch.setattr(
+        Path, "exists", lambda path: path.name == "history.parquet" and path.is_file()
+    )
     one, two = (HistoryFile(tmp_path, run=run) for run in ("1", "2"))
 
     def goes_on(file, step):
@@ -406,7 +413,12 @@ def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tm
         file.close()
 
     one.add(layer_records(0))
-    assert str(tmp_path / "history.1.parquet") in two.add(layer_records(1))
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "replace", lambda path, other: os.stat("none"))
+        with pytest.raises(FileNotFoundError):
+            two.add(layer_records(1))
+    assert written(tmp_path) == {"history.parquet": [0], "history.1.parquet": [0]}
+    two.write()
     with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
         goes_on(one, 2)
     goes_on(two, 3)
