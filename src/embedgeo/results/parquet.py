@@ -221,7 +221,7 @@ class HistoryFile:
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         # wherever the process works later
-        self.path = folder.absolute() / f"history{suffix}.parquet"
+        self.path = folder.expanduser().absolute() / f"history{suffix}.parquet"
         self._own = uuid4().hex
         self.run = run
         self.origin = {"date": today(), **origin}
