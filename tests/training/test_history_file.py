@@ -300,14 +300,20 @@ def test_what_a_broken_off_run_holds_is_written_before_another_one_opens_its_fil
     assert written(tmp_path / "own")["history.1.parquet"] == [0, 1, 2]
 
 
-def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_does_not(tmp_path):
+def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_does_not(
+    tmp_path, caplog
+):
+    caplog.set_level("INFO", "lightning.pytorch")
     monitor = GeometryMonitor(2, folder=tmp_path, **OPTIONS)
     module, run = fit(tmp_path, monitor, data=loader(16), max_epochs=1)
     run.fit_loop.max_epochs = 2
     run.fit(module, loader(16))
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8]}
     assert not pd.DataFrame(monitor.history).duplicated(["step", "layer", "metric"]).any()
+    said = "history drops what an earlier fit measured from step 0 on"
+    assert "history drops" not in caplog.text
     fit(tmp_path, monitor, data=loader(16), max_epochs=1)
+    assert caplog.text.count(said) == 1
     assert written(tmp_path) == {
         "history.parquet": [0, 2, 4],
         "history.1.parquet": [0, 2, 4, 6, 8],
