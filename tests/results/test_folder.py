@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named():
             out.path.chmod(0o755)
             out.checkpoints.chmod(0o755)
         assert written.value.filename == str(out.checkpoints)
-        assert ".tmp-" not in f"{at.value} {written.value}"
+        assert ".embedgeo-" not in f"{at.value} {written.value}"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_sweep_that_evicts_only_reads_the_users_cache_and_mends_nothing_in_it(
 @pytest.mark.usefixtures("reader")
 def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options):
     here, elsewhere = (
-        Path(options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs")
+        Path(options["out"], f".embedgeo-{host}-999999999-downloads", "step0", "blobs")
         for host in (socket.gethostname(), "another")
     )
     for folder in (here, elsewhere):

@@ -20,7 +20,7 @@ from tests.sweep.tiny import (
 def test_two_names_for_a_step_are_refused(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
     local_run(tmp_path / "run", steps=(1,), name="step0{}")
-    with pytest.raises(ValueError, match="all name step 1"):
+    with pytest.raises(ValueError, match=r"all name step 1\. .* on the Hub; of a folder"):
         sweep(tmp_path / "run", **options)
     with pytest.raises(ValueError, match=r"is local. Use steps"):
         sweep(tmp_path / "run", **options, revisions="step1")

@@ -70,7 +70,7 @@ def wait_for(condition):
 
 def fetching(name):
     """The process of the living worker that downloads a checkpoint; none while nobody does."""
-    folders = DOWNLOADS.glob(f".tmp-*-downloads/{name}")
+    folders = DOWNLOADS.glob(f".embedgeo-*-downloads/{name}")
     pids = [int(path.parent.name.split("-")[-2]) for path in folders]
     return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), None)
 

@@ -4,10 +4,12 @@ that broke off.
 
 import errno
 import logging
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -148,6 +150,12 @@ def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_
     }
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    looped("~/run", range(3))
+    assert {*load_results("~/run")["step"]} == {*read(tmp_path / "run")["step"]}
+
+
 def batched(size):
     return lambda dim: [Anisotropy(dim, batch_size=size)]
 
@@ -213,10 +221,13 @@ def test_what_a_killed_process_left_of_a_history_is_removed_and_all_it_wrote_is_
     assert (
         subprocess.run([sys.executable, "-c", write, str(tmp_path)], check=False).returncode == -9
     )
-    assert len([*tmp_path.glob(".tmp-*")]) == 1
+    assert len([*tmp_path.glob(".embedgeo-*")]) == 1
     assert read(tmp_path)["step"].tolist() == [0]
+    of_others = tmp_path / ".tmp-3a12f9d4-9dad-41d1-80b4-00c04fd430c8"
+    of_others.mkdir()
+    os.utime(of_others, (0, 0))
     looped(tmp_path, range(3))
-    assert not [*tmp_path.glob(".tmp-*")]
+    assert [*tmp_path.glob(".*")] == [of_others]
 
 
 def test_another_probe_is_named(tmp_path):
@@ -289,14 +300,20 @@ def test_what_a_broken_off_run_holds_is_written_before_another_one_opens_its_fil
     assert written(tmp_path / "own")["history.1.parquet"] == [0, 1, 2]
 
 
-def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_does_not(tmp_path):
+def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_does_not(
+    tmp_path, caplog
+):
+    caplog.set_level("INFO", "lightning.pytorch")
     monitor = GeometryMonitor(2, folder=tmp_path, **OPTIONS)
     module, run = fit(tmp_path, monitor, data=loader(16), max_epochs=1)
     run.fit_loop.max_epochs = 2
     run.fit(module, loader(16))
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8]}
     assert not pd.DataFrame(monitor.history).duplicated(["step", "layer", "metric"]).any()
+    said = "history drops what an earlier fit measured from step 0 on"
+    assert "history drops" not in caplog.text
     fit(tmp_path, monitor, data=loader(16), max_epochs=1)
+    assert caplog.text.count(said) == 1
     assert written(tmp_path) == {
         "history.parquet": [0, 2, 4],
         "history.1.parquet": [0, 2, 4, 6, 8],
@@ -394,7 +411,13 @@ def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exi
     assert re.fullmatch(said, done.stderr)
 
 
-def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
+def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(
+    tmp_path, monkeypatch
+):
+    # as if other processes took names just after a look at them
+    monkeypatch.setattr(
+        Path, "exists", lambda path: path.name == "history.parquet" and path.is_file()
+    )
     one, two = (HistoryFile(tmp_path, run=run) for run in ("1", "2"))
 
     def goes_on(file, step):
@@ -402,7 +425,12 @@ def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tm
         file.close()
 
     one.add(layer_records(0))
-    assert str(tmp_path / "history.1.parquet") in two.add(layer_records(1))
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "replace", lambda path, other: os.stat("none"))
+        with pytest.raises(FileNotFoundError):
+            two.add(layer_records(1))
+    assert written(tmp_path) == {"history.parquet": [0], "history.1.parquet": [0]}
+    two.write()
     with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
         goes_on(one, 2)
     goes_on(two, 3)

@@ -322,6 +322,12 @@ def list_checkpoints(
             of_steps = list(
                 {c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values()
             )
+        elif of_steps and any(c.path for c in of_none):
+            warnings.warn(
+                f"{name}: left out the model in the folder itself, for there are checkpoints of "
+                "steps. Measure it by --steps final in another sweep.",
+                stacklevel=2,
+            )
         checkpoints += (of_none or of_steps) if final else (of_steps or of_none)
     checkpoints.sort(key=lambda c: (c.position.series, c.step, c.name))
     _require_distinct(checkpoints)
@@ -535,8 +541,8 @@ def _require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
                 f"{names} do not. Give each once, and links to folders under other names."
             )
         raise ValueError(
-            f"a step must be named once; {names} all name step {step}. Choose by --revisions, or "
-            "move all but one of them to another folder."
+            f"a step must be named once; {names} all name step {step}. Choose by --revisions on "
+            "the Hub; of a folder move all but one of them to another folder."
         )
 
 
@@ -551,7 +557,7 @@ def _require_file_names(checkpoints: Sequence[Checkpoint]) -> None:
             raise ValueError(
                 "checkpoints must differ in their names, not only in case; "
                 f"{other.path or other.name} and {checkpoint.path or checkpoint.name} would share "
-                "a file of results. Choose by --revisions, or rename."
+                "a file of results. Choose by --revisions on the Hub, or rename."
             )
 
 

@@ -46,7 +46,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     from embedgeo.results.folder import SweepFolder, with_means
     from embedgeo.results.parquet import SCHEMA, is_history, monitored_runs
 
-    path = Path(folder)
+    path = Path(folder).expanduser()
     if not path.is_dir() and not is_history(path):
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)

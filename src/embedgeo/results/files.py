@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from embedgeo.formatting import listed
 
-_TEMPORARY = ".tmp-"
+_TEMPORARY = ".embedgeo-"
 _ONE_DAY = 86_400
 
 
@@ -58,15 +58,10 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        if not keep:
-            temporary.replace(path)
+        if keep:
+            link(temporary, path)
         else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                temporary.replace(path)
+            temporary.replace(path)
     except OSError as error:
         # of the folder, which nothing can be written to
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -77,6 +72,31 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def link(path: Path, other: Path) -> bool:
+    """Give a file another name if that is free; tell whether it was.
+
+    Where the file system has no hard links, the file has the other name alone.
+    """
+    try:
+        os.link(path, other)
+    except FileExistsError:
+        return False
+    except OSError:
+        if not claim(other):
+            return False
+        path.replace(other)
+    return True
+
+
+def claim(path: Path) -> bool:
+    """Make an empty file under a name if that is free; tell whether it was."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def remove_leftovers(*folders: Path) -> None:
     """Remove the files and folders that killed processes left: those of this machine, and of others
     after a day.
@@ -84,7 +104,7 @@ def remove_leftovers(*folders: Path) -> None:
     This process must not be writing yet: what has its id was left by an earlier one, as in a
     container.
     """
-    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*-[0-9]*-*") for folder in folders):
+    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         pid = rest.partition("-")[0]
         is_dead = (

@@ -65,7 +65,7 @@ class SweepFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.checkpoints = self.path / "checkpoints"
         self.failed = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"

@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import foreign_terms, learn
-from embedgeo.results.files import remove_leftovers, replacing
+from embedgeo.results.files import claim, link, remove_leftovers, replacing
 from embedgeo.results.records import Record
 
 
@@ -220,7 +221,7 @@ class HistoryFile:
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         # wherever the process works later
-        self.path = folder.absolute() / f"history{suffix}.parquet"
+        self.path = folder.expanduser().absolute() / f"history{suffix}.parquet"
         self._own = uuid4().hex
         self.run = run
         self.origin = {"date": today(), **origin}
@@ -250,7 +251,8 @@ class HistoryFile:
         if self._earlier is None:
             self._earlier = self._read_earlier()
         elif self._num_written and self._is_others():
-            other, self.path = self.path, self._free()
+            other, self.path = self.path, self._take_free(claim)
+            self._num_written = 0
             warnings.warn(
                 f"a history must have one monitor; another one writes to {other}, and this one "
                 f"goes on in {self.path}. Give each monitor a prefix or a folder of its own.",
@@ -262,7 +264,7 @@ class HistoryFile:
             texts = {_ORIGIN: json.dumps(self.origin), _WRITER: self._own, _RUN: self.run}
             pq.write_table(_with_terms(table.replace_schema_metadata(texts)), temporary)
             if self._kept and self.path.exists():
-                said = f"{self._kept} is kept in {self.path.rename(self._free())}."
+                said = f"{self._kept} is kept in {self._take_free(partial(link, self.path))}."
             self._kept = ""
         self._num_written = len(self._tables)
         finished = monotonic()
@@ -296,13 +298,13 @@ class HistoryFile:
         metadata = dict[str, str]()
         written = HISTORY.empty_table().to_pandas()
         if self.path.exists():
-            aside = self._free("unreadable")
             try:
-                written = _read_as(self.path, HISTORY, f"It is kept as {aside}.")
+                written = _read_as(self.path, HISTORY, "It is kept")
                 metadata = read_metadata(self.path)
             except ValueError as error:
-                self.path.rename(aside)
-                warnings.warn(str(error), stacklevel=3)
+                aside = self._take_free(partial(link, self.path), "unreadable")
+                self.path.unlink(missing_ok=True)
+                warnings.warn(f"{error} as {aside}.", stacklevel=3)
         run, origin = metadata.get(_RUN, ""), json.loads(metadata.get(_ORIGIN, "{}"))
         differing = [
             name
@@ -333,10 +335,10 @@ class HistoryFile:
         except (pa.ArrowException, OSError):
             return True
 
-    def _free(self, end: str = "parquet") -> Path:
-        """The next path beside the file that is free."""
+    def _take_free(self, take: Callable[[Path], bool], end: str = "parquet") -> Path:
+        """The next path beside the file that is free, taken before another process takes it."""
         paths = (self.path.with_suffix(f".{number}.{end}") for number in count(1))
-        return next(path for path in paths if not path.exists())
+        return next(path for path in paths if take(path))
 
 
 def _shape(records: pd.DataFrame, others: pd.DataFrame) -> set[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Charts, an explanation and pictures for loggers, beside scalars."""
 
 import glob
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -240,26 +241,35 @@ def wandb_scalar_writer(
 
     The counter of steps of a run only goes forward, and what is logged at one that is over is lost.
     So the step is a value, ``{prefix}/step``, and the axis, and a measurement goes into the row
-    that the loop has open, which is closed before only if the last measurement is in it.
+    that the loop has open. It replaces one that is in it already, with one warning.
     """
     if not _is_wandb(log) and _wandb_run(log) is None:
         return None
     last_row: int | None = None
+    in_row: Mapping[str, float] = {}
+    has_warned = False
 
     def write(step: int, scalars: Mapping[str, float]) -> None:
-        nonlocal last_row
+        nonlocal last_row, in_row, has_warned
         run = _wandb_run(log)
         if run is None:
             return
-        row = run.step
         if last_row is None:
             run.define_metric(_wandb_axis(prefix), hidden=True)
             run.define_metric(f"{prefix}.*", step_metric=_wandb_axis(prefix))
-        elif row == last_row:
-            run.log({}, commit=True)
-            row += 1
+        if run.step == last_row:
+            scalars = {**dict.fromkeys(in_row, math.nan), **scalars}
+            if not has_warned:
+                has_warned = True
+                warnings.warn(
+                    "W&B has one measurement in each row of run.log; that of step "
+                    f"{step} replaces the one before in W&B, as others will. monitor.history and "
+                    "its file have all. Call run.log, at least run.log({}), after each measured "
+                    "step.",
+                    stacklevel=2,
+                )
+        last_row, in_row = run.step, scalars
         _log_in_open_row(run, prefix, step, scalars)
-        last_row = row
 
     return write
 

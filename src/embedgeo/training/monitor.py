@@ -162,8 +162,8 @@ class Monitor(ABC):
     monitors for trainers.
 
     Arguments and errors are those of `embedgeo.GeometryMonitor`; ``history`` has a record for each
-    step, layer and metric that this process has measured. A subclass runs the model, logs, and
-    calls on every rank:
+    step, layer and metric that this process has measured; a later fit drops those of its own steps
+    and after. A subclass runs the model, logs, and calls on every rank:
 
     - ``_reset()`` before another run, and ``_start(run, step)`` before its first batch;
     - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each
@@ -879,7 +879,10 @@ class Monitor(ABC):
         logged = [Record(step=step, **each) for each in [*records, *means]]
         measured = [*logged]
         measured += self._hear(step, measured, geometry)
-        if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
+        last = self.history[-1]["step"] if self.history else -1
+        if last > step:
+            self._say(f"its history drops what an earlier fit measured from step {step} on.")
+        if last >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
         if self._file is not None:

@@ -7,6 +7,7 @@ from operator import index
 from typing import Any, Self
 from weakref import WeakMethod
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -304,7 +305,9 @@ class StepMonitor(Monitor):
 
             # not removed with this object: garbage may be collected while torch goes through its
             # hooks
-            self._optimizer_hook = register_optimizer_step_post_hook(hook)
+            # a compiled step would have the metrics in its graphs
+            outside = torch.compiler.disable(hook)
+            self._optimizer_hook = register_optimizer_step_post_hook(outside)
         elif self._optimizer_hook is not None and not (is_open or self._is_in_hook):
             # torch goes through the hooks inside of one
             self._optimizer_hook.remove()
