@@ -21,7 +21,7 @@ from embedgeo import Drift, IntrinsicDimension, StepMonitor, observe
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches, split
-from tests.training.runs import all_warnings, of_monitors, token_moments
+from tests.training.runs import all_warnings, by_step, of_monitors, token_moments
 
 STEPS = 5
 IN_PARTS = "sequence parallel, hidden states in parts"
@@ -155,13 +155,16 @@ def refusals():
     meshes = {
         "context": {"mesh_shape": (2,), "mesh_dim_names": ("dp_shard_cp",)},
         "other": {"mesh_shape": (2,), "mesh_dim_names": ("x",)},
-        "unnamed": {"mesh_shape": (1, 2)},
+        "unnamed": {"mesh_shape": (2,)},
     }
     made = {name: dist.init_device_mesh("cpu", **options) for name, options in meshes.items()}
     made["part"] = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["tp"]
-    for name, mesh in made.items():
+    own = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "mdl"))
+    given = {name: (new_model(), mesh) for name, mesh in made.items()}
+    given["of parameters"] = sharded(split(new_model(), own["mdl"]), own["dp"]), None
+    for name, (model, mesh) in given.items():
         try:
-            StepMonitor(new_model(), device_mesh=mesh)
+            StepMonitor(model, device_mesh=mesh)
         except ValueError as error:
             said[name] = str(error)
     stage = new_model()
@@ -228,18 +231,22 @@ def own_experts(rank, layers, mesh_names=None):
 
 def by_themselves():
     """What is measured of models in tensor parallel whose mesh is given by their parameters alone,
-    and what is said of one without names.
+    also if they are made parallel later, and what is said of one without names.
     """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    model = split(new_model(), mesh)
+    model = new_model()
     options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
-    with StepMonitor(model, **options) as monitor, monitor.step(0):
-        model(**batch_of(0, 0))
+    with StepMonitor(model, **options) as later:
+        split(model, mesh)
+        monitor = StepMonitor(model, **options)
+        with later.step(0), monitor, monitor.step(0), observe(model, metrics=token_moments) as seen:
+            model(**batch_of(0, 0))
+    tables = [by_step(each.history)[0] for each in (monitor, later)]
     unnamed = dist.init_device_mesh("cpu", (2,))
     try:
         StepMonitor(split(new_model(), unnamed))
     except ValueError as error:
-        return monitor.history, str(error)
+        return [*tables, seen.compute()], str(error)
 
 
 def said(rank):

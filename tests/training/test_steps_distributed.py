@@ -98,8 +98,9 @@ def test_the_mesh_of_tensor_parallelism_is_that_of_the_parameters(two):
     batches = [batch_at("tensor parallel", 0, 0)]
     expected = in_one_process(plain("tensor parallel"), batches, metrics=token_moments)
     for rank in two:
-        history, refused = rank["by themselves"]
-        assert_same_values(by_step(history)[0], expected)
+        tables, refused = rank["by themselves"]
+        for table in tables:
+            assert_same_values(table, expected)
         assert "device_mesh= must be given" in refused
 
 
@@ -130,6 +131,7 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         refused = rank["refused"]
         assert "got dp_shard_cp. Under context parallelism sweep" in refused["context"]
         assert "got an unnamed one. Name them so, or give" in refused["unnamed"]
+        assert "got mdl. Name them so, or give" in refused["of parameters"]
         assert "got x. Name them so, or give process_group=" in refused["other"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
         assert (

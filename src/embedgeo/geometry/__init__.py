@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from embedgeo import __version__
+from embedgeo.capture import meshes
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
@@ -74,7 +75,7 @@ class Geometry:
             added; default: raised.
         device: the device on which ranks exchange values; default: that of the parameters.
         process_group: the ranks that have different rows; others repeat theirs (tensor
-            parallelism). Default: all.
+            parallelism). Default: those that the mesh of the parameters tells, or all.
         sequence_mesh: the ranks of which each may have a part of the positions (sequence
             parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
@@ -175,6 +176,11 @@ class Geometry:
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
+        is_own = process_group is None and on_error is None  # no monitor has seen to that
+        if is_own and has_other_ranks() and (mesh := meshes.mesh_of(self.model)):
+            self._meet()
+            self._group = meshes.data_parallel_group(mesh)
+            self.probe.sequence_mesh = meshes.sequence_mesh(mesh)
         self._metrics = dict[str, LayerMetrics]()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()

@@ -1,23 +1,19 @@
-"""Ranks of a device mesh: which have different rows, which have a part of a model."""
+"""Ranks that have a part of a model: shards, and the stages of a pipeline."""
 
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import watched_calls
+from embedgeo.capture.meshes import STAGES, group_along
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import (
-    CONTEXT,
     Part,
     find_stack,
     is_callable,
@@ -25,95 +21,19 @@ from embedgeo.capture.structure import (
     module_names,
     unwrapped,
 )
-from embedgeo.capture.torch_names import fsdp1_sizes, running_stage, shard_again
+from embedgeo.capture.torch_names import running_stage, shard_again
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,
     all_gather_object,
     current_rank,
     num_ranks,
-    own_group,
     together,
 )
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
 
 T = TypeVar("T")
-
-_ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard|ep|expert.*", re.I)
-_REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
-_STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
-
-
-def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
-    """A new group of the ranks that have other rows than this one; every rank must call this.
-
-    Rows differ along dimensions of data and expert parallelism, told by their names (``dp``,
-    ``dp_replicate``, ``dp_shard``, ``data_parallel``, ``fsdp``, ``ep`` …), and repeat along those
-    of tensor and sequence parallelism (``tp``, ``tensor_parallel``, ``sp``, ``model`` …) and of the
-    stages of a pipeline (``pp``, ``pipeline`` …). A mesh of one dimension without a name is of data
-    parallelism. Dimensions of size 1 may have any name.
-    """
-    names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ("",) * mesh.ndim)
-    known = _ROWS, _REPEATED, _STAGES
-    other = [
-        name or "an unnamed one"
-        for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1 and (CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
-    ]
-    if other:
-        remedy = (
-            "Under context parallelism sweep over the checkpoints."
-            if any(map(CONTEXT.fullmatch, other))
-            else "Name them so, or give process_group=, the ranks that have different rows."
-        )
-        raise ValueError(
-            "device_mesh must have dimensions of data or expert parallelism (named dp, "
-            "data_parallel, fsdp, ep …), of tensor or sequence parallelism (tp, tensor_parallel, "
-            f"sp, model …) and of a pipeline (pp, pipeline …); got {listed(other)}. {remedy}"
-        )
-    if mesh.size() != dist.get_world_size():
-        raise ValueError(
-            f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; "
-            f"got one of {mesh.size()}. Give the whole mesh, or process_group=, the ranks that "
-            "have different rows."
-        )
-    group = _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
-    group.original = group.process_group  # a mesh may have none of these ranks
-    return group
-
-
-def mesh_of(model: nn.Module) -> DeviceMesh | None:
-    """The mesh of a model in tensor parallel, which its parameters tell; None of another one."""
-    parameters = [each for each in model.parameters() if isinstance(each, DTensor)]
-    mesh = max((each.device_mesh for each in parameters), key=lambda each: each.ndim, default=None)
-    names = (mesh and mesh.mesh_dim_names) or ()
-    is_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
-    if mesh is None or (is_sharded and not any(map(_REPEATED.fullmatch, names))):
-        sizes = [*fsdp1_sizes(model), *(each.device_mesh.size() for each in parameters)]
-        if max(sizes, default=num_ranks()) < num_ranks():
-            raise ValueError(
-                f"device_mesh= or process_group= must be given where FSDP shards over some ranks; "
-                f"it does over {max(sizes)} of {num_ranks()}, and others may have the same rows. "
-                "Give the whole mesh, or the ranks that have different rows."
-            )
-        return None
-    if not names:
-        raise ValueError(
-            "device_mesh= must be given of a model whose parameters are on a mesh without names; "
-            "got none. Name its dimensions: init_device_mesh(…, mesh_dim_names=…)."
-        )
-    return mesh
-
-
-def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
-    """The ranks of tensor parallelism, of which each may have a part of the positions."""
-    names = [
-        name
-        for name in mesh.mesh_dim_names or ()
-        if _REPEATED.fullmatch(name) and mesh[name].size() > 1
-    ]
-    return mesh[names[0]] if len(names) == 1 else None
 
 
 def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
@@ -192,11 +112,11 @@ class PipelineStage:
     @classmethod
     def on(cls, mesh: DeviceMesh, model: nn.Module) -> "PipelineStage | None":
         """The stage on this rank; None if the mesh has no pipeline. Every rank must call this."""
-        along = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if _STAGES.fullmatch(name)]
+        along = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if STAGES.fullmatch(name)]
         if not along:
             return None
-        stages = _group(mesh, along)
-        ranks = _group(mesh, [i for i in range(mesh.ndim) if i not in along])
+        stages = group_along(mesh, along)
+        ranks = group_along(mesh, [i for i in range(mesh.ndim) if i not in along])
         if not (isinstance(model, nn.Module) and is_callable(model)):
             raise TypeError(
                 f"model must be the one stage that this rank has, a module that is called; got "
@@ -320,14 +240,6 @@ class PipelineStage:
             if why:
                 raise RuntimeError(f"it failed on stage {number} of the pipeline: {why}")
         return [value for value, _ in every]
-
-
-def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> OwnGroup:
-    """The ranks that differ from this one along these dimensions alone."""
-    others = [i for i in range(mesh.ndim) if i not in dimensions]
-    num_groups = math.prod(mesh.shape[i] for i in others)
-    ranks = mesh.mesh.permute([*others, *dimensions]).reshape(num_groups, -1)
-    return own_group(ranks.tolist())
 
 
 def _num_blocks(model: nn.Module) -> int:

@@ -16,17 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import mode_restorer
+from embedgeo.capture.meshes import data_parallel_group, mesh_of, sequence_mesh
 from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
-from embedgeo.training.distributed import (
-    PipelineStage,
-    data_parallel_group,
-    mesh_of,
-    require_same_modules,
-    sequence_mesh,
-)
+from embedgeo.training.distributed import PipelineStage, require_same_modules
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.weights import some_weights, states
@@ -63,7 +58,7 @@ class StepMonitor(Monitor):
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of
             ``process_group``; dimensions are told by their names: see
-            `embedgeo.training.distributed.data_parallel_group`. Default: under tensor parallelism
+            `embedgeo.capture.meshes.data_parallel_group`. Default: under tensor parallelism
             that of the parameters, otherwise none.
         options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the
             last step, is given to the model by keyword if it is a mapping, otherwise as one
@@ -104,15 +99,7 @@ class StepMonitor(Monitor):
             )
         self._model = model
         self._process_group: Group = process_group
-        if process_group is None and device_mesh is None and has_other_ranks():
-            device_mesh = mesh_of(model)
-        if device_mesh is not None:
-            with self._own_work():
-                self._have_begun()
-        if device_mesh is not None and not self._failed:
-            self._process_group = data_parallel_group(device_mesh)
-            self._sequence_mesh = sequence_mesh(device_mesh)
-            self._stage = PipelineStage.on(device_mesh, model)
+        self._take_mesh(device_mesh)
         if self._stage is not None and self._stage.is_part:
             if self.probe is not None and self.probe_forward is None:
                 raise ValueError(
@@ -140,6 +127,20 @@ class StepMonitor(Monitor):
         self._handled: BaseException | None = None  # when the run began
         self._optimizer_hook: RemovableHandle | None = None
         self._is_in_hook = False
+
+    def _take_mesh(self, mesh: DeviceMesh | None = None) -> None:
+        """Make the groups of a mesh, or of the one that the parameters tell, where none is given;
+        every rank must call this.
+        """
+        if mesh is None and self._process_group is None and has_other_ranks():
+            mesh = mesh_of(self._model)
+        if mesh is not None:
+            with self._own_work():
+                self._have_begun()
+            if not self._failed:
+                self._process_group = data_parallel_group(mesh)
+                self._sequence_mesh = sequence_mesh(mesh)
+                self._stage = PipelineStage.on(mesh, self._model)
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
@@ -267,6 +268,7 @@ class StepMonitor(Monitor):
         if self._run is None:
             self._handled = sys.exception()
             self._set_modes = mode_restorer(self._model)
+            self._take_mesh()  # the model may have been made parallel since
             run = TrainingRun(
                 model=self._model,
                 device=weights_device(self._model),
