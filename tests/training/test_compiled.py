@@ -7,11 +7,13 @@ import torch
 from torch._dynamo.utils import counters
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from tests.compiled import CountingBackend
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import run_whole
 from tests.training.runs import TinyLM, fit, moments, steps, value
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
 
 
@@ -111,7 +113,6 @@ def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
     assert counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("has_probe", [False, True])
 def test_a_loss_that_is_compiled_beside_a_model_runs_eagerly_and_a_line_says_so(caplog, has_probe):
     model = gpt_neox(num_hidden_layers=1)
@@ -133,3 +134,13 @@ def test_nothing_of_the_monitor_is_in_the_graph_of_a_compiled_optimizer():
             step()
         assert steps(monitor) == [0, 2]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_a_function_inside_the_blocks_stays_compiled_where_the_measurement_is_stable():
+    model, backend = gpt_neox(num_hidden_layers=1), CountingBackend("eager")
+    mlp = model.gpt_neox.layers[0].mlp
+    mlp.forward = torch.compile(mlp.forward, backend=backend)
+    monitor = StepMonitor(model, compiled="stable", measure_last=False, **OPTIONS)
+    assert steps(trained(monitor, model, prepares=True)) == [0, 2, 4]
+    assert backend.runs == 5
