@@ -10,6 +10,7 @@ from tests.training.hf_runs import hf_trainer
 from tests.training.loops import run_whole
 from tests.training.runs import TinyLM, fit, moments, steps, value
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
 
 
@@ -47,7 +48,6 @@ def test_a_model_that_the_trainer_compiles_is_measured(tmp_path):
     assert counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("has_probe", [False, True])
 def test_a_loss_that_is_compiled_beside_a_model_runs_eagerly_and_a_line_says_so(caplog, has_probe):
     model = gpt_neox(num_hidden_layers=1)
