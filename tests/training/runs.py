@@ -276,7 +276,7 @@ def all_warnings():
 def of_monitors(caught):
     """What a monitor has warned of."""
     said = (str(warning.message) for warning in caught)
-    return [message for message in said if re.search("Monitor|Callback", message)]
+    return [message for message in said if re.search("Monitor|Callback|ranks must", message)]
 
 
 def by_step(history):

@@ -265,13 +265,19 @@ def said(rank):
 
 
 def apart(rank):
-    """What is warned of where each rank trains a model of its own, on other tokens."""
+    """What is warned of where each rank trains a model of its own, on other tokens, or all train on
+    the same ones.
+    """
     groups = [dist.new_group([each]) for each in range(2)]
-    model = new_model()
-    monitor = StepMonitor(model, process_group=groups[rank])
-    with all_warnings() as caught, monitor, monitor.step(0):
-        model(**token_batch(3 + rank))
-    return of_monitors(caught)
+    said = {}
+    for name, group in {"in groups": groups[rank], "weights": None, "rows": None}.items():
+        model = new_model()
+        model.model.embed_tokens.weight.data += rank * (name == "weights")
+        monitor = StepMonitor(model, process_group=group, metrics=token_moments, measure_last=False)
+        with all_warnings() as caught, monitor, monitor.step(0):
+            model(**token_batch(3 + rank * (name != "rows")))
+        said[name] = [str(each.message) for each in caught]
+    return said
 
 
 def everything(rank, folder):

@@ -9,13 +9,14 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import StepMonitor, observe
 from embedgeo.capture.structure import measured_model
-from tests.models import NanoGPT, token_batch
+from tests.models import NanoGPT, llama, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.runs import UserError, all_warnings, of_monitors
 
@@ -30,8 +31,25 @@ def fails(model, batch):
         model(batch)
 
 
+class Headed(nn.Module):
+    """A model of Hugging Face inside of another module, which is sharded, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm = llama()
+
+    def forward(self, batch):
+        return self.lm(**batch).logits
+
+
+def sharded_twice(model):
+    fully_shard(model.lm)
+    return fully_shard(model)
+
+
 def sharded_by_wrappers(model, strategy=ShardingStrategy.FULL_SHARD, group=None):
-    policy = ModuleWrapPolicy({type(model.transformer.h[0])})
+    inside = model.lm.model if isinstance(model, Headed) else model.transformer.h[0]
+    policy = ModuleWrapPolicy({type(inside)})
     on = {"device_id": torch.device("cpu"), "use_orig_params": True}
     return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy=policy, **on)
 
@@ -55,13 +73,17 @@ def centred_copies(model):
     return DistributedDataParallel(model)
 
 
-def sharded_losses(rank, shard, monitored, **options):
-    """Losses of a run, and after it, with weights edited before forward passes and at the end."""
+def sharded_losses(rank, shard, monitored, of=NanoGPT, early=False, **options):
+    """Losses of a run, and after it, with weights edited before forward passes and at the end; a
+    monitor may be ``early``, given the model before it is sharded.
+    """
     torch.manual_seed(0)
-    model = shard(NanoGPT())
+    known = of()
+    model = shard(known)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = StepMonitor(model, 2, **options) if monitored else None
-    ids = token_batch(2, seed=rank)["input_ids"]
+    monitor = StepMonitor(known if early else model, 2, **options) if monitored else None
+    ids = token_batch(2, seed=rank)
+    ids = ids if of is Headed else ids["input_ids"]
     losses = []
 
     def edit():
@@ -102,7 +124,19 @@ def all_sharded_losses(rank):
             "probe that fails": sharded_losses(rank, shard, monitored=True, **inside),
         }
         for shard in forms
-    ]
+    ] + [wrapped_losses(rank, shard) for shard in (sharded_twice, sharded_by_wrappers)]
+
+
+def wrapped_losses(rank, shard):
+    run = partial(sharded_losses, rank, shard, of=Headed)
+    probe = {"monitored": True, "probe": [token_batch(2, seed=9)]}
+    with all_warnings() as caught:
+        losses = {"plain": run(monitored=False), "probe": run(**probe)}
+        assert of_monitors(caught) == []
+        losses["early"] = run(early=True, **probe)
+    refused = ["FSDP has wrapped; got a Headed" in said for said in of_monitors(caught)]
+    assert refused == [True] * (shard is sharded_by_wrappers)
+    return losses
 
 
 def refusals_of_parts(rank):
@@ -154,7 +188,7 @@ def trained_apart(rank, how):
                 monitor = None
             skips = monitor is None or (rank and how == "skipped step" and step == 4)
             with suppress(UserError), torch.enable_grad() if skips else monitor.step(step):
-                model(token_batch(2, seed=step)["input_ids"]).square().mean().backward()
+                model(token_batch(2, seed=2 * step + rank)["input_ids"]).square().mean().backward()
                 if rank and how == "exception" and step == 4:
                     raise UserError
             num_steps += 1

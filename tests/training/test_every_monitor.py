@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -123,6 +124,18 @@ def test_a_loader_with_persistent_workers_goes_on_where_it_was_after_a_probe():
     with kept_generators(loader):
         assert len([*loader]) == 3
     assert [*seen, *(each for batch in training for each in batch.tolist())] == [*range(6)]
+
+
+def test_accelerate_does_not_take_a_probe_that_has_ended_early_for_the_loader_of_training():
+    training, probe = (
+        prepare_data_loader(DataLoader(range(6), 2), num_processes=1) for _ in range(2)
+    )
+    for _ in training:
+        before = training.gradient_state.dataloader_references
+        with kept_generators(probe):
+            next(reading := iter(probe))
+        assert training.gradient_state.dataloader_references == before != [None]
+        del reading
 
 
 @every_way

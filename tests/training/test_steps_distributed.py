@@ -122,8 +122,14 @@ def test_one_rank_alone_prints_what_is_measured_and_what_another_one_lacks(two):
 
 
 def test_ranks_that_train_several_models_are_told_to_train_one(two):
-    for rank in two:
-        assert "Train one model in a launch" in rank["apart"][0]
+    for number, rank in enumerate(two):
+        assert "Train one model in a launch" in rank["apart"]["in groups"][0]
+        for name in ("rows", "weights"):
+            said = rank["apart"][name]
+            assert len(said) == (number == 0)
+            for each in said:
+                assert ("the very same rows" in each) == (name == "rows")
+                assert ("other weights" in each) == (name == "weights")
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):

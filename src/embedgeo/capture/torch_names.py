@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils import _python_dispatch as dispatch
 
 WRAPPERS = {
@@ -64,6 +65,19 @@ def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor; another tensor itself."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
+
+
+def is_flattened(weight: Tensor) -> bool:
+    """Tell whether a parameter is one of ``FullyShardedDataParallel``'s, of which ranks have parts;
+    a torch with another name for the mark hides it.
+    """
+    return hasattr(weight, "_fsdp_flattened")
+
+
+def is_whole(weight: Tensor) -> bool:
+    """Tell whether this rank has all of a parameter in memory."""
+    is_there = not (weight.is_meta or is_lazy(weight))
+    return is_there and local_part(weight) is weight and not is_flattened(weight)
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -168,7 +182,7 @@ def shard_again(model: nn.Module) -> Callable[[], None]:
     def undo() -> None:
         for module, (state, of_handle) in zip(modules, states, strict=True):
             module.training_state, module._handle._training_state = state, of_handle
-            if not module._handle.needs_unshard():
+            if module._is_root is not None and not module._handle.needs_unshard():
                 _reshard(module, module._handle, True)
 
     return undo

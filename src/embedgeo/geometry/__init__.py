@@ -26,6 +26,7 @@ from embedgeo.capture.structure import (
     require_whole_sequences,
     weights_device,
 )
+from embedgeo.capture.torch_names import is_whole
 from embedgeo.capture.units import (
     RowUnit,
     Units,
@@ -114,6 +115,8 @@ class Geometry:
     _has_token_ids = False
     _warned_of_silence = False
     _warned_of_groups = False
+    _warned_of_ranks = False
+    _row_mark: Tensor | int = 0  # of the rows of the first layer
 
     def __init__(
         self,
@@ -400,6 +403,7 @@ class Geometry:
         self.had_token_ids, self._has_token_ids = self._has_token_ids, False
         self.probe.layers_without_gradients.clear()
         self.inputs.first_position = None
+        self._row_mark = 0
 
     def _drop(self, layers: Iterable[str]) -> None:
         dropped = {name: self._metrics.pop(name) for name in layers}
@@ -481,9 +485,15 @@ class Geometry:
             return []
         of_layers = [self._known_of(layer) for layer in self.layers]
         known = torch.tensor(of_layers, dtype=torch.float64)
-        if is_distributed():
-            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
+        if is_distributed():
+            marks = known.new_zeros(2, known.shape[1])
+            own = [int(mark) % 2**50 for mark in (self._row_mark, self._weight_mark())]
+            marks[:, current_rank(self._group) - ranks] = known.new_tensor(own)
+            known = torch.cat((known, marks)).to(self.device)
+            *of_all, of_rows, of_weights = all_reduce_max(known, self._stage_group).cpu()
+            known = torch.stack(of_all)
+            self._warn_of_ranks(*(each[-ranks:].tolist() for each in (of_rows, of_weights)))
         sizes, firsts, marks, num_sequences = known.split(
             [4, 2, self.settings["jackknife"], ranks], dim=1
         )
@@ -514,6 +524,29 @@ class Geometry:
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
+
+    def _weight_mark(self) -> Tensor | int:
+        """A mark of the first weight that is trained; 0 where this rank lacks it, or has a part."""
+        weight = next((each for each in self.model.parameters() if each.requires_grad), None)
+        return _mark(weight) if weight is not None and is_whole(weight) else 0
+
+    def _warn_of_ranks(self, of_rows: list[float], of_weights: list[float]) -> None:
+        """Warn, once, of ranks that have the very same rows, or other weights, by their marks."""
+        seen = [mark for mark in of_rows if mark]
+        causes = {
+            "the very same rows, which count once for each": len({*seen}) < len(seen),
+            "other weights, whose rows are put together": len({*of_weights} - {0.0}) > 1,
+        }
+        found = [cause for cause, is_there in causes.items() if is_there]
+        if found and not self._warned_of_ranks and current_rank() == 0:
+            self._warned_of_ranks = True
+            warnings.warn(
+                f"ranks must have rows of their own, and train one model; some have "
+                f"{listed(found)}. Split the data (by a DistributedSampler, say), keep the weights "
+                "alike (by DDP, say), or, where ranks share the work on each row, give "
+                "device_mesh= or process_group=.",
+                stacklevel=1,
+            )
 
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
@@ -578,6 +611,8 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
+        if has_other_ranks() and layer is self.layers[0]:
+            self._row_mark = self._row_mark * 31 + _mark(hidden)
         self._has_token_ids |= tokens.token_ids is not None
         shape = hidden.shape[:-1]
         device = hidden.device
@@ -621,6 +656,13 @@ class Geometry:
         )
         self._metrics[layer.name] = metrics
         return metrics
+
+
+def _mark(tensor: Tensor) -> Tensor:
+    """A number made of up to some 4,096 numbers of a tensor, from all of it; 0 where they are 0."""
+    some = tensor.detach().flatten()[:: max(1, tensor.numel() // 4096)]
+    bits = some.float().view(torch.int32).long()
+    return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum()
 
 
 def _chosen(model: nn.Module, layers: LayerSpec) -> tuple[nn.Module, Any]:

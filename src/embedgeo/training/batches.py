@@ -100,6 +100,9 @@ def digest(batches: object) -> int:
 def kept_generators(loader: object) -> Iterator[None]:
     """Puts the generators that a loader draws from back on exit, and the iterator that one with
     persistent workers has, which would begin anew: training may share them.
+
+    Accelerate takes a loader that is not read to its end for that of training, until it is told
+    which ones are read.
     """
     parts = [*getattr(loader, "flattened", [loader])]  # of several, Lightning's own
     iterators = [(part, getattr(part, _ITERATOR)) for part in parts if hasattr(part, _ITERATOR)]
@@ -109,6 +112,8 @@ def kept_generators(loader: object) -> Iterator[None]:
         parts += [getattr(part, name, None) for part in parts]
     drawn = [getattr(part, "generator", None) for part in parts]
     states = [(each, each.get_state()) for each in drawn if isinstance(each, torch.Generator)]
+    readings = [part.gradient_state for part in parts if hasattr(part, "gradient_state")]
+    read = [each.dataloader_references for each in readings]
     try:
         yield
     finally:
@@ -116,3 +121,5 @@ def kept_generators(loader: object) -> Iterator[None]:
             setattr(part, _ITERATOR, iterator)
         for generator, state in states:
             generator.set_state(state)
+        for reading, loaders in zip(readings, read, strict=True):
+            reading.dataloader_references = loaders

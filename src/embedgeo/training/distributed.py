@@ -8,20 +8,21 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.meshes import STAGES, group_along
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import (
     Part,
+    contains_any,
     find_stack,
     is_callable,
     measured_model,
     module_names,
     unwrapped,
 )
-from embedgeo.capture.torch_names import running_stage, shard_again
+from embedgeo.capture.torch_names import is_flattened, running_stage, shard_again
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,
@@ -52,6 +53,38 @@ def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
             "model must have the same modules on every rank; they differ, as those of pipeline "
             "stages do. Give device_mesh= a mesh with the pipeline's dimension, named pp."
         )
+
+
+def run_inside(model: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
+    """Run ``call``, which calls a module inside the model, in place of the forward pass of the
+    outermost FSDP module around it.
+
+    That one gathers its parameters then. The module that FSDP runs first is its root for good.
+    """
+    kinds = FSDPModule | FullyShardedDataParallel
+    sharded = [each for each in model.modules() if isinstance(each, kinds)]
+    known = {weight for each in sharded for weight in each.parameters()}
+    if any(map(is_flattened, {*model.parameters()} - known)):
+        raise ValueError(
+            f"model must be the one that FSDP has wrapped; got a {type(model).__name__} inside of "
+            "it. Give the monitor the wrapped model, as the loop calls it."
+        )
+    outer = next((each for each in sharded if contains_any(each, [module])), module)
+    if outer is module:
+        call()
+        return
+    inner = unwrapped(outer)
+    forward = inner.forward
+
+    def redirected(*args: Any) -> None:
+        inner.forward = forward
+        call()
+
+    inner.forward = redirected
+    try:
+        outer()
+    finally:
+        inner.forward = forward
 
 
 @contextmanager

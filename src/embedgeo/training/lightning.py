@@ -1,7 +1,7 @@
 """The monitor as a Lightning callback."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
-from embedgeo.training.distributed import kept_sharded
+from embedgeo.training.distributed import kept_sharded, run_inside
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.weights import first_numbers, some_weights
@@ -254,25 +253,21 @@ class GeometryMonitor(Monitor, Callback):
         assert self._geometry is not None
         pl_module = self._trainer.lightning_module
         model = measured_model(self._geometry.model)
-        sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
+        called: nn.Module = pl_module
+        is_named = isinstance(batch, Mapping)
         if self.probe_forward is not None:
             call = partial(self.probe_forward, pl_module, batch)
-        elif model is not pl_module and isinstance(batch, Mapping):
-            sharded = (FullyShardedDataParallel, FSDPModule)
-            call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
-        elif model is not pl_module and not self._has_forward:
-            call = partial(model, batch)
-        else:
+        elif model is pl_module or (self._has_forward and not is_named):
             call = partial(pl_module, batch)
+        else:
+            called = next(each for each in pl_module.modules() if unwrapped(each) is model)
+            call = partial(called, **batch) if is_named else partial(called, batch)
         for module in pl_module.modules():
             if isinstance(module, LightningModule):  # `kept_state` takes it off again
                 vars(module).update(dict.fromkeys(("log", "log_dict"), _nothing))
         outer: Any = self._trainer.model
         with kept_sharded(outer), self._trainer.precision_plugin.forward_context():
-            if isinstance(outer, sharded):
-                _call_inside(outer, pl_module, call)
-            else:
-                call()
+            run_inside(outer, called, call)
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
@@ -289,23 +284,6 @@ class GeometryMonitor(Monitor, Callback):
 
 def _nothing(*args: object, **kwargs: object) -> None:
     """Log nothing: what is logged in training is of training's passes."""
-
-
-def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
-    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP
-    gathers parameters.
-    """
-    forward = module.forward
-
-    def redirected(*args: Any) -> None:
-        module.forward = forward
-        call()
-
-    module.forward = redirected
-    try:
-        wrapper()
-    finally:
-        module.forward = forward
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

@@ -1159,5 +1159,5 @@ def _require_same_batches(taken: list[Any], ranks: Group, *, as_training: bool) 
         raise ValueError(
             "probe must give the same batches on every rank, because ranks share them; "
             f"{how if differs[0] else 'their tensors or texts differ'}. Do not shard or shuffle "
-            "the probe's data."
+            "the probe's data, as accelerator.prepare does."
         )

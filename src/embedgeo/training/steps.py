@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from operator import index
 from typing import Any, Self
 from weakref import WeakMethod
@@ -21,7 +22,7 @@ from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
-from embedgeo.training.distributed import PipelineStage, require_same_modules
+from embedgeo.training.distributed import PipelineStage, require_same_modules, run_inside
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.weights import some_weights, states
@@ -341,13 +342,16 @@ class StepMonitor(Monitor):
 
     def _forward(self, batch: Any) -> None:
         batch = self._to_device(batch)
+        called = self._model
         if self.probe_forward is not None:
-            self.probe_forward(self._model, batch)
+            call = partial(self.probe_forward, called, batch)
         elif isinstance(batch, Mapping):
-            inner = measured_model(self._model)
-            next(module for module in self._model.modules() if unwrapped(module) is inner)(**batch)
+            inner = measured_model(called)
+            called = next(each for each in called.modules() if unwrapped(each) is inner)
+            call = partial(called, **batch)
         else:
-            self._model(batch)
+            call = partial(called, batch)
+        run_inside(self._model, called, call)
 
     def _log(self, step: int, records: list[Record]) -> None:
         self._write_scalars(step, self._scalars(records))
