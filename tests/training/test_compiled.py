@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from embedgeo import GeometryCallback, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import run_whole
-from tests.training.runs import TinyLM, fit, moments, steps, value
+from tests.training.runs import moments, steps, value
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
@@ -20,22 +20,6 @@ def dynamo():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-class Compiling(TinyLM):
-    """Compiles its model when training begins."""
-
-    def on_fit_start(self):
-        self.model.compile(backend="eager", fullgraph=True)
-
-
-@pytest.mark.slow
-def test_a_module_that_compiles_its_model_is_measured(tmp_path):
-    monitor = GeometryMonitor(**OPTIONS)
-    fit(tmp_path, monitor, module=Compiling(), max_steps=4)
-    assert steps(monitor) == [0, 2, 4]
-    assert value(monitor, 2, "block.00", "n") == value(monitor, 0, "embed", "n") == 48
-    assert counters["stats"]["unique_graphs"] >= 1
 
 
 @pytest.mark.slow
