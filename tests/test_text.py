@@ -221,9 +221,8 @@ def test_special_tokens_are_those_around_any_letter(unknown):
     made.post_processor = processors.TemplateProcessing(
         single="<s> $A <s>", special_tokens=[("<s>", 0)]
     )
-    for named in ({}, {"bos_token": "<s>"}):
-        fast = PreTrainedTokenizerFast(tokenizer_object=made, **named)
-        assert chosen_special_tokens(fast, "default") == ([0], [0])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert chosen_special_tokens(fast, "default") == ([0], [0])
 
 
 def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):

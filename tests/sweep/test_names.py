@@ -61,6 +61,7 @@ def test_a_linked_checkpoint_has_the_name_of_the_link(linked, options, monkeypat
     (linked / "latest").symlink_to(linked / "step20")
     (linked.parent / "step5").mkdir()
     write_files(linked.parent / "step5", checkpoint_files(5))
+    (linked.parent / "step5" / "global_step5").mkdir()  # which DeepSpeed keeps its optimizer in
     monkeypatch.chdir(linked.parent / "step5")
     assert [c.name for c in list_checkpoints(".")] == ["step5"]
     (linked.parent / "best").symlink_to(linked.parent / "step5")
@@ -111,24 +112,13 @@ def test_what_is_like_a_checkpoint_and_not_taken_is_listed(hub, tmp_path, option
         assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step1"]
 
 
-def test_a_last_file_is_left_out_without_a_word_if_it_is_a_copy(tmp_path):
-    for name, step, value in (
-        ("step=2", 2, 0),
-        ("step=4", 4, 0),
-        ("last", 4, 0),
-        ("last-v1", 4, 1),
-    ):
+def test_a_stored_step_is_that_of_a_last_file_and_of_a_number_that_may_be_an_epoch(tmp_path):
+    files = {"step=2": (1, 0), "ckpt-1": (4, 0), "last": (4, 0), "last-v1": (4, 1)}
+    for name, (step, value) in files.items():
         stored = {"state_dict": {"weight": torch.full((3,), value)}, "global_step": step}
         write_files(tmp_path, {f"{name}.ckpt": bin_file(stored)})
-    with pytest.warns(UserWarning, match=r": left out 'last-v1\.ckpt'\. "):
+    with (
+        pytest.warns(UserWarning, match=r": left out 'last-v1\.ckpt'\. "),
+        pytest.warns(UserWarning, match=r"stored in ckpt-1\.ckpt \(4\), step=2\.ckpt \(1\)\. A"),
+    ):
         assert [c.step for c in list_checkpoints(str(tmp_path))] == [2, 4]
-
-
-def test_the_step_that_a_file_holds_takes_the_place_of_a_number_which_may_be_an_epoch(tmp_path):
-    for name, step in (("checkpoint_1.pt", 1000), ("ckpt-02.ckpt", 2000), ("epoch=3-step=9.pt", 3)):
-        write_files(tmp_path, {name: bin_file({"step": step})})
-    said = (
-        r"stored in checkpoint_1\.pt \(1000\), ckpt-02\.ckpt \(2000\), epoch=3-step=9\.pt \(3\)\. A"
-    )
-    with pytest.warns(UserWarning, match=said):
-        assert [c.step for c in list_checkpoints(str(tmp_path))] == [9, 1000, 2000]

@@ -220,16 +220,19 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
         if known is not None and is_local and state == known.state:
             contents = checkpoint.read_contents(with_hashes=False)
             if contents.config_digest == known.config:
-                sha256 = known.sha256
                 return replace(
-                    checkpoint, contents=contents, weights_sha256=sha256, weights_state=state
+                    checkpoint,
+                    contents=contents,
+                    weights_sha256=known.sha256,
+                    weights_state=state,
                 )
         contents = checkpoint.read_contents(with_hashes=known is not None)
     except Exception as error:
         if known is not None and is_local:  # it is gone: what was measured stays
             return replace(checkpoint, weights_sha256=known.sha256, weights_state=known.state)
-        sha256 = known.sha256 if known else ""
-        return replace(checkpoint, weights_sha256=sha256, error=reason(error))
+        return replace(
+            checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error)
+        )
     # a revision that moved keeps its
     sha256 = known.sha256 if known and not is_local else contents.sha256
     return replace(checkpoint, contents=contents, weights_sha256=sha256, weights_state=state)

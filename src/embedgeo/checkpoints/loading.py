@@ -263,8 +263,9 @@ def _usual_auto_class(config: PreTrainedConfig) -> Any:
         type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in _code(config)
     ):
         return AutoModelForCausalLM
-    is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
-    return AutoModelForTextEncoding if is_part else AutoModel
+    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # as T5's encoder, saved by itself
+        return AutoModelForTextEncoding
+    return AutoModel
 
 
 def load_model(
@@ -485,9 +486,8 @@ def _require_as_stored(
                 torch.promote_types(value.dtype, other) for other in (weights[key].dtype, wanted)
             }:
                 raise ValueError(
-                    f"model_class must make a model that does not round the weights of {name}; of "
-                    f"{key} it makes {value.dtype}, the file has {weights[key].dtype}. Let it make "
-                    f"a model of {wanted}."
+                    f"model_class must make a model that does not round the weights of {name}; it "
+                    f"makes {key} in {value.dtype}. Let it make a model in {wanted}."
                 )
 
 
@@ -585,7 +585,7 @@ def stated_positions(model: nn.Module) -> int | None:
     tables = (
         module for name, module in model.named_modules() if name.endswith("position_embeddings")
     )
-    paddings = [
-        table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None
-    ]
-    return stated - max((1 + padding for padding in paddings), default=0)
+    return stated - max(
+        (1 + t.padding_idx for t in tables if getattr(t, "padding_idx", None) is not None),
+        default=0,
+    )

@@ -42,7 +42,6 @@ _STEP = re.compile(
 _TOKENS = re.compile(
     r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE
 )
-_SAYS_STEP = re.compile("step|iter", re.IGNORECASE)
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
@@ -399,19 +398,24 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     place = folder
     if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
         place /= "checkpoints"  # of a Lightning logger's folder of a run
+    is_model = (place / "config.json").is_file()
+    # beside a checkpoint's weights, DeepSpeed keeps its optimizer in a folder of the same step
+    hidden = (".", "global_step") if is_model else "."
     candidates = (
         [folder]
         if folder.is_file()
-        else sorted(p for p in place.iterdir() if not p.name.startswith("."))
+        else sorted(
+            p
+            for p in place.iterdir()
+            if (p / "config.json").is_file() or not p.name.startswith(hidden)
+        )
     )
-    is_model = (place / "config.json").is_file()
     paths = [
         p
         for p in candidates
         if p.is_dir() or p.suffix == ".ckpt" or (_is_state(p) and not is_model)
     ]
-    named = _named_positions(model, paths)
-    known = {**named, **_unnamed_positions(paths, named)}
+    known = _with_unnamed(paths, _named_positions(model, paths))
     positions = {path: position for path, position in known.items() if position}
     if not positions and (folder / "config.json").is_file():
         itself = folder if parse_position(folder.name) else folder.resolve()
@@ -474,7 +478,7 @@ def _named_positions(model: str, paths: Iterable[Path]) -> dict[Path, Position]:
             with suppress(ValueError):  # of a folder, or of what fails when it is loaded
                 if (step := stored_step(path)) != position.step:
                     differing.append(f"{path.name} ({step})")
-                    if not _SAYS_STEP.search(path.stem):
+                    if not re.search("step|iter", path.stem.lower()):
                         position = position._replace(step=step)
             positions[path] = position
     if differing:
@@ -486,14 +490,14 @@ def _named_positions(model: str, paths: Iterable[Path]) -> dict[Path, Position]:
     return positions
 
 
-def _unnamed_positions(
+def _with_unnamed(
     paths: Sequence[Path], named: Mapping[Path, Position]
 ) -> dict[Path, Position | None]:
-    """Positions of files with no step in their name, as ``last.ckpt``, unless another one has their
-    step; None where that has their weights, too. A state dict need not say its step.
+    """Positions also of files with no step in their name, as ``last.ckpt``, unless another one has
+    their step; None where that has their weights, too. A state dict need not say its step.
     """
     owners = {position.step: path for path, position in named.items()}
-    positions: dict[Path, Position | None] = {}
+    positions: dict[Path, Position | None] = {**named}
     for path in paths:
         if path.is_file() and path not in named:
             try:

@@ -126,8 +126,9 @@ class Worker:
         settings = self.settings
         path = self.downloads.start(checkpoint).result()
         if path.is_dir():
-            trusted = settings.trust_remote_code
-            require_one_side(loading.load_config(path, trust_remote_code=trusted))
+            require_one_side(
+                loading.load_config(path, trust_remote_code=settings.trust_remote_code)
+            )
         if settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
         return replace(checkpoint, path=path).load(
@@ -294,8 +295,7 @@ class TokenLoss:
 
     def _leave_out(self, why: str) -> None:
         self.is_wanted = False
-        name = type(self._model).__name__
-        warnings.warn(f"no loss is recorded of {name}: {why}.", stacklevel=3)
+        warnings.warn(f"no loss is recorded of {type(self._model).__name__}: {why}.", stacklevel=3)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None
@@ -315,11 +315,11 @@ class TokenLoss:
             return
         if predicts is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(predicts, self._mask_token_id), mask)
-        if states is None:
-            self._leave_out("it gives no logits of each token")
-            return
-        if self._head is None and _are_probabilities(states[0]):
-            self._leave_out("it gives probabilities, and not logits")
+        # of probabilities, also rounded to bfloat16, the sum at each position is 1
+        if states is None or (
+            self._head is None and (states[0].float().sum(-1) - 1).abs().max() < 0.02
+        ):
+            self._leave_out("it gives no logits of each token, which probabilities are not")
             return
         targets = token_ids
         if predicts is None:  # at each position the next token
@@ -343,11 +343,6 @@ class TokenLoss:
             return self._model(token_ids)
         padding = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **padding)
-
-
-def _are_probabilities(rows: Tensor) -> bool:
-    off = (rows.float().sum(-1) - 1).abs()
-    return bool((rows >= 0).all() and (off < 0.02).all())  # rounded to bfloat16, they sum up so
 
 
 @contextmanager

@@ -226,14 +226,12 @@ def _first_model(
     for checkpoint in plan:
         with suppress(Exception):
             if checkpoint.path and checkpoint.path.is_file():
-                model = checkpoint.load(getattr(torch, settings.dtype))
-            else:
-                config = loading.load_config(
-                    small_files(checkpoint, ["config.json"], folder), trust_remote_code=trusted
-                )
-                require_one_side(config)
-                model = loading.empty_model(config, trust_remote_code=trusted)
-            return model
+                return checkpoint.load(getattr(torch, settings.dtype))
+            config = loading.load_config(
+                small_files(checkpoint, ["config.json"], folder), trust_remote_code=trusted
+            )
+            require_one_side(config)
+            return loading.empty_model(config, trust_remote_code=trusted)
     return None
 
 
