@@ -75,16 +75,16 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
 def link(path: Path, other: Path) -> bool:
     """Give a file another name if that is free; tell whether it was.
 
-    Where the file system has no hard links, the file has the other name alone.
+    A folder, or a file where the file system has no hard links, has the other name alone.
     """
     try:
         os.link(path, other)
     except FileExistsError:
         return False
     except OSError:
-        if not claim(other):
+        if other.exists():
             return False
-        path.replace(other)
+        path.rename(other)
     return True
 
 
@@ -104,12 +104,10 @@ def remove_leftovers(*folders: Path) -> None:
     This process must not be writing yet: what has its id was left by an earlier one, as in a
     container.
     """
+    own = f"{_TEMPORARY}{socket.gethostname()}-"
     for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
-        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
-        pid = rest.partition("-")[0]
-        is_dead = (
-            not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
-        )
+        pid = path.name.removeprefix(own).partition("-")[0]
+        is_dead = pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
         with suppress(OSError):  # it is gone, or another user's
             is_left = is_dead or path.stat().st_mtime < time.time() - _ONE_DAY
             if is_left and path.is_dir():

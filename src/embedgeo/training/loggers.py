@@ -252,7 +252,7 @@ def wandb_scalar_writer(
     def write(step: int, scalars: Mapping[str, float]) -> None:
         nonlocal last_row, in_row, has_warned
         run = _wandb_run(log)
-        if run is None:
+        if run is None or run.disabled:
             return
         if last_row is None:
             run.define_metric(_wandb_axis(prefix), hidden=True)
@@ -262,10 +262,9 @@ def wandb_scalar_writer(
             if not has_warned:
                 has_warned = True
                 warnings.warn(
-                    "W&B has one measurement in each row of run.log; that of step "
-                    f"{step} replaces the one before in W&B, as others will. monitor.history and "
-                    "its file have all. Call run.log, at least run.log({}), after each measured "
-                    "step.",
+                    f"W&B has one measurement in each row of run.log; that of step {step} replaces "
+                    "the one before in W&B, as others will. monitor.history and its file have all. "
+                    "Call run.log, at least run.log({}), after each measured step.",
                     stacklevel=2,
                 )
         last_row, in_row = run.step, scalars

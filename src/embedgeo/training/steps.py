@@ -307,10 +307,8 @@ class StepMonitor(Monitor):
                     method(optimizer)
 
             # not removed with this object: garbage may be collected while torch goes through its
-            # hooks
-            # a compiled step would have the metrics in its graphs
-            outside = torch.compiler.disable(hook)
-            self._optimizer_hook = register_optimizer_step_post_hook(outside)
+            # hooks; not compiled, or a compiled step would have the metrics in its graphs
+            self._optimizer_hook = register_optimizer_step_post_hook(torch.compiler.disable(hook))
         elif self._optimizer_hook is not None and not (is_open or self._is_in_hook):
             # torch goes through the hooks inside of one
             self._optimizer_hook.remove()
