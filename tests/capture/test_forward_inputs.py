@@ -240,6 +240,21 @@ def test_numbers_beside_hidden_states_leave_mask_and_positions_as_they_are():
     assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][counts])
 
 
+class Masked(nn.LayerNorm):
+    def forward(self, hidden, attention_mask):
+        return super().forward(hidden)
+
+
+def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model():
+    model, ids = Inner(), token_batch()["input_ids"]
+    with observe(model, metrics=kept_rows) as geometry:
+        model.blocks[1](model.blocks[0](model.table(ids)))
+    assert len(rows_seen(geometry, "block.01")[0]) == ids.numel()
+    model.blocks[0] = model.blocks[1] = Masked(4)
+    with observe(model), pytest.raises(ValueError, match=r"outside of a call .* give mask="):
+        model.blocks[0](model.table(ids), None)
+
+
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("dimensions", [0, 4])
 def test_positions_are_numbered_after_a_cache(dimensions):

@@ -163,6 +163,8 @@ def test_a_list_inside_of_blocks_is_not_the_blocks():
     model.transformer.h.append(nn.LayerNorm(16))  # then they are of several types
     with pytest.raises(ValueError, match="found none"):
         layer_names(model)
+    rows, _ = rows_seen(observed(model, token_batch(), "transformer.h.??"), "transformer.h.01")
+    assert len(rows) == token_batch()["input_ids"].numel()
 
 
 # ── The final norm
@@ -181,7 +183,7 @@ class Norms(Titan):
         x = self.tok_embeddings(ids)
         for name in names.split():
             for module in self.layers.values() if name == "layers" else [getattr(self, name)]:
-                x = module(x + 1)
+                x = module(x)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +195,12 @@ class Norms(Titan):
         ("layers other norm", "layers norm other", "the next norm after"),
         ("layers norm", "layers norm norm", "the next norm after"),  # deep supervision
         ("layers norm", "layers pool norm", "of pooled rows"),
+        ("layers norm", "layers head norm", "what the last block returns"),  # BERT's, by hand
     ],
 )
 def test_the_final_norm_is_the_next_one_after_the_blocks(defined, called, why_not):
     model, states = Norms(defined), []
-    model.pool = nn.AdaptiveAvgPool2d((1, 16))
+    model.pool, model.head = nn.AdaptiveAvgPool2d((1, 16)), nn.Linear(16, 16)
     model.norm.register_forward_hook(lambda *call: states.append(call[-1]))
     batch, layers = {"ids": token_batch()["input_ids"], "names": called}, ["block.02", "final_norm"]
     if why_not:

@@ -114,11 +114,15 @@ def test_what_is_like_a_checkpoint_and_not_taken_is_listed(hub, tmp_path, option
 
 def test_a_stored_step_is_that_of_a_last_file_and_of_a_number_that_may_be_an_epoch(tmp_path):
     files = {"step=2": (1, 0), "ckpt-1": (4, 0), "last": (4, 0), "last-v1": (4, 1)}
+    files["ckpt-3"] = None, 0
     for name, (step, value) in files.items():
         stored = {"state_dict": {"weight": torch.full((3,), value)}, "global_step": step}
         write_files(tmp_path, {f"{name}.ckpt": bin_file(stored)})
     with (
         pytest.warns(UserWarning, match=r": left out 'last-v1\.ckpt'\. "),
-        pytest.warns(UserWarning, match=r"stored in ckpt-1\.ckpt \(4\), step=2\.ckpt \(1\)\. A"),
+        pytest.warns(
+            UserWarning,
+            match=r"in ckpt-1\.ckpt \(4\), ckpt-3\.ckpt \(none\), step=2\.ckpt \(1\)\. A",
+        ),
     ):
-        assert [c.step for c in list_checkpoints(str(tmp_path))] == [2, 4]
+        assert [c.step for c in list_checkpoints(str(tmp_path))] == [2, 3, 4]

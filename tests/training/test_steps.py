@@ -106,8 +106,8 @@ def test_what_is_missing_since_the_embedding_table_is_another_one_is_named_once(
 
 def run_both(monitor, model, chosen, rejected):
     with monitor.step(0, chosen):
-        model(**chosen)
-        model(**rejected)
+        model(inputs_embeds=rejected)
+        model(inputs_embeds=rejected + 1)
 
 
 def test_a_mask_for_the_batch_is_of_one_pass_alone():
@@ -123,7 +123,7 @@ def test_a_mask_for_the_batch_is_of_one_pass_alone():
     assert n_at(monitor) == {0: expected}
     monitor = StepMonitor(model, 1, **mask, **OPTIONS)
     with pytest.raises(ValueError, match="another one had other token ids"):
-        run_both(monitor, model, chosen, rejected)
+        run_both(monitor, model, chosen, torch.ones(4, 12, 16))
 
 
 def test_a_step_inside_another_one_is_refused():

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -272,6 +273,11 @@ def _padding_of_call(
     return _Padding()
 
 
+def _tells_padding(block: nn.Module) -> bool:
+    """Tell whether a module may be told of padding, by the names of its arguments."""
+    return any(re.search("mask|pad", name) for name in signature(block.forward).parameters)
+
+
 def _has_marks(tensor: Tensor) -> bool:
     """Tell whether a tensor has 0 and 1, or 0 and what closes a score, and nothing else."""
     zeros = tensor == 0
@@ -446,7 +452,7 @@ class ForwardPass:
     # of calls to be averaged: number, sum
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     # by layer that follows others: which of these was called last
-    before: dict[str, nn.Module] = field(default_factory=dict)
+    before: dict[str, tuple[nn.Module, Tensor | None]] = field(default_factory=dict)
     # by layer: reads the call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
     own: Tensor | None = None  # rows that are still those of the table; None: all, or none is
@@ -501,7 +507,8 @@ class ForwardInputs:
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
-        self.ids_of_given = list[Tensor]()  # of the pass that what is given for the batch was for
+        # that what is given for a batch was used for, and its ids
+        self.first_pass: tuple[ForwardPass, list[Tensor]] | None = None
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -788,7 +795,7 @@ class ForwardInputs:
                 if value is not None
             }
             if given and not self.takes_no_grad:
-                self._require_one_pass([*self.token_ids.values()])
+                self._require_one_pass()
             ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
             words = given.get("word_ids")
@@ -830,10 +837,12 @@ class ForwardInputs:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)
 
-    def _require_one_pass(self, ids: list[Tensor]) -> None:
+    def _require_one_pass(self) -> None:
         """Raise ValueError if what is given for a batch was for a pass on other token ids."""
-        self.ids_of_given = self.ids_of_given or ids
-        if not all(map(_equal, self.ids_of_given, ids)):
+        told = [ids for call in self._running[:1] for ids in call.integers]
+        ids = [*self.token_ids.values()] or told
+        self.first_pass = first, before = self.first_pass or (self.forward, ids)
+        if first is not self.forward and not (ids and all(map(_equal, before, ids))):
             raise ValueError(
                 "mask= and token_ids= are of one forward pass of a batch; another one had other "
                 "token ids. Give each a step of StepMonitor, or measure a probe."
@@ -898,7 +907,7 @@ class ForwardInputs:
             )
         elif (
             not self.forward.called
-            and self._is_hugging_face
+            and (self._is_hugging_face or _tells_padding(rows.layer.calls[0].module))
             and rows.layer.calls[0].module in self._inner_modules
         ):
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import (
     arguments_by_name,
@@ -109,6 +110,15 @@ def _require_state(
         )
 
 
+def _are_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Tell whether tensors may be one: they are not where those of one shape have other values."""
+    if one is None or other is None or one is other or one.shape != other.shape:
+        return True
+    if isinstance(one, DTensor) or isinstance(other, DTensor):
+        return True
+    return torch.allclose(one, other.to(one), 0, 0, equal_nan=True)
+
+
 def _at_least_float32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
@@ -171,7 +181,7 @@ class Probe:
         """Add the hooks to the model and make compiled regions run eagerly."""
         if self._attached is not None:
             return
-        self._inputs.ids_of_given = []
+        self._inputs.first_pass = None
         with ExitStack() as stack:
             stack.enter_context(eager_mode)
             if self._no_grad_passes:
@@ -256,7 +266,7 @@ class Probe:
                 place = f"at layer {layer.name!r}"
                 yield event, _Hook(self, call.module, place, partial(self._read, layer, i))
             for module in layer.after:
-                yield "output", _Hook(self, module, place, partial(self._pass, layer.name))
+                yield "output", _Hook(self, module, place, partial(self._pass, layer))
 
     @contextmanager
     def _call(
@@ -328,8 +338,9 @@ class Probe:
         finally:
             self._inputs.end_call(*call)
 
-    def _pass(self, name: str, module: nn.Module, *call: Any) -> None:
-        self._inputs.forward.before[name] = module
+    def _pass(self, layer: Layer, module: nn.Module, *call: Any) -> None:
+        output = first_float(call[-1]) if module is layer.after[0] else None
+        self._inputs.forward.before[layer.name] = module, output
 
     def _read(
         self,
@@ -351,6 +362,15 @@ class Probe:
                 f"{type(kwargs if takes_input else output).__name__}. Leave the layer out."
             )
         _require_values(layer, hidden)
+        if layer.after and not _are_same(
+            first_input(args, kwargs), self._inputs.forward.before[layer.name][1]
+        ):
+            self._leave_out(
+                layer,
+                f"must be given what the last block returns; its {type(module).__name__} is given "
+                "something else, as one of a head is: it has no rows.",
+            )
+            return
         if takes_input and num_states((*args, *kwargs.values()), hidden) > 1:
             _require_state(layer, module, args, kwargs, hidden)
         if not takes_input and layer.place is not None and num_states(output, hidden) > 1:
@@ -408,7 +428,7 @@ class Probe:
             )
         if not is_again and number % call.calls_per_forward != call.index:
             return False
-        if layer.after and forward.before.get(layer.name) is not layer.after[0]:
+        if layer.after and forward.before.get(layer.name, (None,))[0] is not layer.after[0]:
             if is_inside:  # a later call may be that one
                 forward.held[layer.name] = partial(
                     self._leave_out,

@@ -325,10 +325,12 @@ def other_towers(model: nn.Module, tables: Iterable[nn.Module]) -> set[nn.Module
     """The modules of those parts of a model that have blocks of their own beside the part that has
     the embedding tables and blocks: the images' beside the text's.
     """
-    parts = [module for module in model.modules() if find_stack(module)]
     stack = find_stack(model)
+    if stack is None:
+        return set()
+    parts = [module for module in model.modules() if find_stack(module)]
     # where the model tells no table, as CLIP does not: the blocks of the text
-    marks = {*tables} or ({stack.parent} if stack else set())
+    marks = {*tables} or {stack.parent}
     of_text = [part for part in parts if contains_any(part, marks)]
     own = {*of_text[-1].modules()} if of_text else set()  # the innermost
     others = (part for part in parts if part not in own and part not in of_text)

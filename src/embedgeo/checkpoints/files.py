@@ -61,7 +61,12 @@ TOKENIZER_FILES = VOCABULARIES | {
     "special_tokens_map.json",
     "tokenizer_config.json",
 }
-_STEPS = ("global_step", "step", "iter_num")  # the names under which files hold their step
+_STEPS = (
+    "global_step",
+    "step",
+    "iter_num",
+    "iteration",
+)  # the names under which files hold their step
 _LARGEST_FILE = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")

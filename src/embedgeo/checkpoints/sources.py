@@ -475,16 +475,18 @@ def _named_positions(model: str, paths: Iterable[Path]) -> dict[Path, Position]:
     differing = []
     for path in paths:
         if position := _named_position(path):
-            with suppress(ValueError):  # of a folder, or of what fails when it is loaded
+            says_step = path.is_dir() or re.search("step|iter", path.stem.lower())
+            try:
                 if (step := stored_step(path)) != position.step:
                     differing.append(f"{path.name} ({step})")
-                    if not re.search("step|iter", path.stem.lower()):
-                        position = position._replace(step=step)
+                    position = position if says_step else position._replace(step=step)
+            except ValueError:  # of a folder, or of what fails when it is loaded
+                differing += [] if says_step else [f"{path.name} (none)"]
             positions[path] = position
     if differing:
         warnings.warn(
             f"{model}: other steps than in their names are stored in {listed(differing)}. A number "
-            "after step or iter in a name is taken, else the step that is stored.",
+            "after step or iter in a name is taken, else the step that is stored, if there is one.",
             stacklevel=2,
         )
     return positions
