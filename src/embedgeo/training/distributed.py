@@ -69,7 +69,8 @@ def run_inside(model: nn.Module, module: nn.Module, call: Callable[[], object]) 
             f"model must be the one that FSDP has wrapped; got a {type(model).__name__} inside of "
             "it. Give the monitor the wrapped model, as the loop calls it."
         )
-    outer = next((each for each in sharded if contains_any(each, [module])), module)
+    around = [each for each in sharded if contains_any(each, [module])]
+    outer = max(around, key=lambda each: len([*each.modules()]), default=module)
     if outer is module:
         call()
     else:
