@@ -6,6 +6,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
@@ -29,7 +30,7 @@ from tests.training.runs import (
 
 STEPS, WINDOW = 4, 2
 REPEATED = ("tensor parallel", "tensor parallel, a layer in parts")
-STRATEGIES = ("ddp", "fsdp 1", "fsdp 2", *REPEATED)
+STRATEGIES = ("ddp", "fsdp 1", "fsdp 2", "fsdp 2, twice", *REPEATED)
 
 
 def batch_of(rank, step):
@@ -88,6 +89,23 @@ class ShardedInPlace(FixedLM):
         self.model(**batch)
 
 
+class Around(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.lm = model
+
+    def forward(self, **batch):
+        return self.lm(**batch)
+
+
+class ShardedTwice(FixedLM):
+    """A model that is sharded, inside of another module that is sharded, too."""
+
+    def configure_model(self):
+        mesh = self.device_mesh["data_parallel"]
+        self.model = fully_shard(Around(fully_shard(self.model, mesh=mesh)), mesh=mesh)
+
+
 def split(model, mesh):
     """A Llama in tensor parallel."""
     plan = {
@@ -131,6 +149,7 @@ def prepared(name):
         "ddp": lambda: ("ddp", FixedLM(), "blocks"),
         "fsdp 1": lambda: (OnCPU(), FixedLM(), "blocks"),
         "fsdp 2": lambda: (ModelParallelStrategy(2, 1), ShardedInPlace(), "blocks"),
+        "fsdp 2, twice": lambda: (ModelParallelStrategy(2, 1), ShardedTwice(), "blocks"),
     }[name]()
 
 

@@ -169,11 +169,13 @@ def refusals():
             said[name] = str(error)
     stage = new_model()
     stage.model.layers = stage.model.layers[:2] if dist.get_rank() else stage.model.layers[2:]
-    try:
-        with StepMonitor(stage).step(0):
-            pass
-    except ValueError as error:
-        said["stage"] = str(error)
+    others = {"stage": (stage, None), "another's": (new_model(), dist.new_group([0]))}
+    for name, (model, group) in others.items():
+        try:
+            with StepMonitor(model, process_group=group).step(0):
+                pass
+        except ValueError as error:
+            said[name] = str(error)
     return said
 
 

@@ -137,6 +137,7 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         refused = rank["refused"]
         assert "got dp_shard_cp. Under context parallelism sweep" in refused["context"]
         assert "got an unnamed one. Name them so, or give" in refused["unnamed"]
+        assert "rank 1 is not in the one that it has" in refused["another's"]
         assert "got mdl. Name them so, or give" in refused["of parameters"]
         assert "got x. Name them so, or give process_group=" in refused["other"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]

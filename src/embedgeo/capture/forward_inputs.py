@@ -124,7 +124,8 @@ class LayerRows(NamedTuple):
             raise ValueError(
                 f"layer {self.layer.name!r} must have a row for each token; its rows have shape "
                 f"{tuple(self.shape)}, the {name} {tuple(tensor.shape)}. Leave the layer out, or "
-                "give token_ids= and mask= in the order of its rows."
+                "give token_ids= and mask= in the order of its rows, or, under sequence "
+                "parallelism, device_mesh=."
             )
         return fitted
 

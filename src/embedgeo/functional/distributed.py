@@ -316,8 +316,16 @@ def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
 
 
 def own_copy(process_group: dist.ProcessGroup, ranks: OwnGroup) -> OwnGroup:
-    """A new group of the ranks of this one, of which those in ``ranks`` each give theirs."""
+    """A new group of the ranks of this one, of which those in ``ranks`` each give theirs.
+
+    ValueError on all of them if one is not in its own.
+    """
     every = all_gather_object(dist.get_process_group_ranks(process_group), ranks)
+    if without := [rank for rank, members in enumerate(every) if rank not in members]:
+        raise ValueError(
+            f"process_group must be, on each rank, a group that this rank is in; rank {without[0]} "
+            "is not in the one that it has. Make one for every rank: dist.new_subgroups…()."
+        )
     copied = own_group(sorted({tuple(each) for each in every}))
     copied.original = process_group
     return copied

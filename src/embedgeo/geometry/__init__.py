@@ -41,6 +41,7 @@ from embedgeo.functional.distributed import (
     Group,
     Meetings,
     OtherRankError,
+    Ranks,
     all_reduce_max,
     current_rank,
     has_other_ranks,
@@ -483,20 +484,16 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         if not self.layers:  # of a stage of a pipeline
             return []
-        of_layers = [self._known_of(layer) for layer in self.layers]
+        marks = (self._row_mark, self._weight_mark()) if is_distributed() else (0, 0)
+        of_layers = [self._known_of(layer, marks) for layer in self.layers]
         known = torch.tensor(of_layers, dtype=torch.float64)
-        ranks = num_ranks(self._group)
         if is_distributed():
-            marks = known.new_zeros(2, known.shape[1])
-            own = [int(mark) % 2**50 for mark in (self._row_mark, self._weight_mark())]
-            marks[:, current_rank(self._group) - ranks] = known.new_tensor(own)
-            known = torch.cat((known, marks)).to(self.device)
-            *of_all, of_rows, of_weights = all_reduce_max(known, self._stage_group).cpu()
-            known = torch.stack(of_all)
-            self._warn_of_ranks(*(each[-ranks:].tolist() for each in (of_rows, of_weights)))
-        sizes, firsts, marks, num_sequences = known.split(
-            [4, 2, self.settings["jackknife"], ranks], dim=1
+            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
+        ranks = num_ranks(self._group)
+        sizes, firsts, groups, num_sequences, of_rows, of_weights = known.split(
+            [4, 2, self.settings["jackknife"], ranks, ranks, ranks], dim=1
         )
+        self._warn_of_ranks(of_rows[0].tolist(), of_weights[0].tolist())
         least, most = (-firsts.amax(0) * firsts.new_tensor([1, -1])).tolist()
         if most > least:
             raise ValueError(
@@ -513,7 +510,7 @@ class Geometry:
                 )
             if has_massive:
                 self._metrics[layer.name].split_off()
-        self._complete_groups(marks > 0, num_sequences.sum(1).long())
+        self._complete_groups(groups > 0, num_sequences.sum(1).long())
         return [
             MeasuredLayer(
                 layer.name,
@@ -532,41 +529,42 @@ class Geometry:
 
     def _warn_of_ranks(self, of_rows: list[float], of_weights: list[float]) -> None:
         """Warn, once, of ranks that have the very same rows, or other weights, by their marks."""
-        seen = [mark for mark in of_rows if mark]
-        causes = {
-            "the very same rows, which count once for each": len({*seen}) < len(seen),
-            "other weights, whose rows are put together": len({*of_weights} - {0.0}) > 1,
-        }
-        found = [cause for cause, is_there in causes.items() if is_there]
+        seen = [*filter(None, of_rows)]
+        found = ""
+        if len({*filter(None, of_weights)}) > 1:
+            found = "other weights, whose rows are put together"
+        if len({*seen}) < len(seen):
+            found = "the very same rows, which count once for each"
         if found and not self._warned_of_ranks and current_rank() == 0:
             self._warned_of_ranks = True
             warnings.warn(
-                f"ranks must have rows of their own, and train one model; some have "
-                f"{listed(found)}. Split the data (by a DistributedSampler, say), keep the weights "
-                "alike (by DDP, say), or, where ranks share the work on each row, give "
-                "device_mesh= or process_group=.",
+                f"ranks must have rows of their own, and train one model; some have {found}. "
+                "Split the data (by a DistributedSampler, say), keep the weights alike (by DDP, "
+                "say), or, where ranks share the work on each row, give device_mesh= or "
+                "process_group=.",
                 stacklevel=1,
             )
 
-    def _known_of(self, layer: Layer) -> list[float]:
+    def _known_of(self, layer: Layer, marks: Iterable[Tensor | int]) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
         Its width, bytes, and whether it has massive rows and passes of few rows; where position ids
         begin, negative and positive; a mark of each group of the jackknife that has a sequence; and
-        for each rank a number of sequences, of which this rank knows its own.
+        for each rank a number of sequences and the marks, of which this rank knows its own.
         """
         first = self.inputs.first_position
         firsts = (-inf, -inf) if first is None else (-first, first)
         own, groups = [0.0] * 4, [0.0] * self.settings["jackknife"]
-        num_sequences = [0.0] * num_ranks(self._group)
+        of_rank = [0.0, *map(float, marks)]
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             own = [metrics.dim, num_bytes, metrics.massive is not None, metrics.has_few_rows]
             for group in metrics.whole.by_group:
                 groups[group] = 1
-            num_sequences[current_rank(self._group)] = metrics.num_sequences
-        return [*own, *firsts, *groups, *num_sequences]
+            of_rank[0] = metrics.num_sequences
+        placed = Ranks.of(self._group).placed(torch.tensor(of_rank, dtype=torch.float64))
+        return [*own, *firsts, *groups, *placed.T.flatten().tolist()]
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
         """Have all ranks know the same groups of the jackknife, given for each layer those that
@@ -612,7 +610,7 @@ class Geometry:
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
         if has_other_ranks() and layer is self.layers[0]:
-            self._row_mark = self._row_mark * 31 + _mark(hidden)
+            self._row_mark = _mark(hidden, self._row_mark)
         self._has_token_ids |= tokens.token_ids is not None
         shape = hidden.shape[:-1]
         device = hidden.device
@@ -658,11 +656,14 @@ class Geometry:
         return metrics
 
 
-def _mark(tensor: Tensor) -> Tensor:
-    """A number made of up to some 4,096 numbers of a tensor, from all of it; 0 where they are 0."""
+def _mark(tensor: Tensor, before: Tensor | int = 0) -> Tensor:
+    """A number made of up to some 4,096 numbers of a tensor, from all of it, and of the mark of
+    those before; 0 where all are 0.
+    """
     some = tensor.detach().flatten()[:: max(1, tensor.numel() // 4096)]
     bits = some.float().view(torch.int32).long()
-    return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum()
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    return ((bits * places).sum() + 31 * before) % 2**50
 
 
 def _chosen(model: nn.Module, layers: LayerSpec) -> tuple[nn.Module, Any]:

@@ -69,22 +69,27 @@ def run_inside(model: nn.Module, module: nn.Module, call: Callable[[], object]) 
             f"model must be the one that FSDP has wrapped; got a {type(model).__name__} inside of "
             "it. Give the monitor the wrapped model, as the loop calls it."
         )
-    outer = next((each for each in sharded if contains_any(each, [module])), module)
+    around = [each for each in sharded if contains_any(each, [module])]
+    outer = max(around, key=lambda each: len([*each.modules()]), default=module)
     if outer is module:
         call()
-        return
-    inner = unwrapped(outer)
-    forward = inner.forward
+    else:
+        _call_instead(outer, unwrapped(outer), call)
+
+
+def _call_instead(outer: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
+    """Call a wrapper around a module, in which ``call`` runs in place of the module's forward."""
+    forward = module.forward
 
     def redirected(*args: Any) -> None:
-        inner.forward = forward
+        module.forward = forward
         call()
 
-    inner.forward = redirected
+    module.forward = redirected
     try:
         outer()
     finally:
-        inner.forward = forward
+        module.forward = forward
 
 
 @contextmanager
@@ -104,10 +109,9 @@ def kept_sharded(model: nn.Module) -> Iterator[None]:
         for module, parameters in zip(modules, before, strict=True):
             if _own_parameters(module) != parameters:
                 module.reshard()
-            if (
-                _own_parameters(module) != parameters
-            ):  # its forward pass has raised, and did not end
-                _end_forward(module)
+            if _own_parameters(module) != parameters:  # its forward pass has raised
+                with suppress(Exception):  # hooks of others get no output
+                    _call_instead(module, module, lambda: None)  # it leaves its forward state
                 module.reshard()
 
 
@@ -116,17 +120,6 @@ def _own_parameters(module: nn.Module) -> set[nn.Parameter]:
     inside = [each for each in module.modules() if isinstance(each, FSDPModule)]
     others = {weight for each in inside if each is not module for weight in each.parameters()}
     return {*module.parameters()} - others
-
-
-def _end_forward(module: nn.Module) -> None:
-    """Call a gathered FSDP module, without its forward, so that it leaves its forward state."""
-    forward = module.forward
-    module.forward = lambda *args, **kwargs: None
-    try:
-        with suppress(Exception):  # hooks of others get no output
-            module()
-    finally:
-        module.forward = forward
 
 
 class PipelineStage:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
+from embedgeo.capture.meshes import sequence_mesh
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
@@ -163,6 +164,7 @@ class GeometryMonitor(Monitor, Callback):
         group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
+            self._sequence_mesh = sequence_mesh(strategy.device_mesh)
         folder = None
         with self._own_work():
             folder = logger_folder(trainer.loggers) if trainer.is_global_zero else None
