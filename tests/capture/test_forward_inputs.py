@@ -251,7 +251,7 @@ def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model():
         model.blocks[1](model.blocks[0](model.table(ids)))
     assert len(rows_seen(geometry, "block.01")[0]) == ids.numel()
     model.blocks[0] = model.blocks[1] = Masked(4)
-    with observe(model), pytest.raises(ValueError, match=r"outside of a call .* give mask="):
+    with pytest.raises(ValueError, match=r"outside of a call .* give mask="), observe(model):
         model.blocks[0](model.table(ids), None)
 
 

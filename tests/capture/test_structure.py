@@ -163,8 +163,9 @@ def test_a_list_inside_of_blocks_is_not_the_blocks():
     model.transformer.h.append(nn.LayerNorm(16))  # then they are of several types
     with pytest.raises(ValueError, match="found none"):
         layer_names(model)
-    rows, _ = rows_seen(observed(model, token_batch(), "transformer.h.??"), "transformer.h.01")
-    assert len(rows) == token_batch()["input_ids"].numel()
+    batch = {"idx": token_batch()["input_ids"]}
+    rows, _ = rows_seen(observed(model, batch, "transformer.h.??"), "transformer.h.01")
+    assert len(rows) == batch["idx"].numel()
 
 
 # ── The final norm

@@ -61,12 +61,8 @@ TOKENIZER_FILES = VOCABULARIES | {
     "special_tokens_map.json",
     "tokenizer_config.json",
 }
-_STEPS = (
-    "global_step",
-    "step",
-    "iter_num",
-    "iteration",
-)  # the names under which files hold their step
+# names under which files hold their step
+_STEPS = "global_step", "step", "iter_num", "iteration"
 _LARGEST_FILE = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
