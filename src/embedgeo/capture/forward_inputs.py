@@ -508,8 +508,8 @@ class ForwardInputs:
         self._last_cache = dict[nn.Module, tuple[int, int]]()
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
-        # that what is given for a batch was used for, and its ids
-        self.first_pass: tuple[ForwardPass, list[Tensor]] | None = None
+        # that what is given for a batch was used for, its ids, and what was given
+        self.first_pass: tuple[ForwardPass, list[Tensor], list[Tensor]] | None = None
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -795,8 +795,8 @@ class ForwardInputs:
                 for name, value in values.items()
                 if value is not None
             }
-            if given and not self.takes_no_grad:
-                self._require_one_pass()
+            if tensors := [each for each in values.values() if isinstance(each, Tensor)]:
+                self._require_one_pass(tensors)
             ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
             words = given.get("word_ids")
@@ -838,15 +838,18 @@ class ForwardInputs:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)
 
-    def _require_one_pass(self) -> None:
+    def _require_one_pass(self, given: list[Tensor]) -> None:
         """Raise ValueError if what is given for a batch was for a pass on other token ids."""
         told = [ids for call in self._running[:1] for ids in call.integers]
         ids = [*self.token_ids.values()] or told
-        self.first_pass = first, before = self.first_pass or (self.forward, ids)
+        if self.first_pass is None or [*map(id, given)] != [*map(id, self.first_pass[2])]:
+            self.first_pass = self.forward, ids, given
+        first, before, _ = self.first_pass
         if first is not self.forward and not (ids and all(map(_equal, before, ids))):
             raise ValueError(
                 "mask= and token_ids= are of one forward pass of a batch; another one had other "
-                "token ids. Give each a step of StepMonitor, or measure a probe."
+                "token ids. Give each a step of StepMonitor, or measure a probe; give observe "
+                "functions of the batch."
             )
 
     def _of_batch(self, values: PerToken, name: str) -> Tensor:

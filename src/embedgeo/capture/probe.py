@@ -179,9 +179,9 @@ class Probe:
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly."""
+        self._inputs.first_pass = None
         if self._attached is not None:
             return
-        self._inputs.first_pass = None
         with ExitStack() as stack:
             stack.enter_context(eager_mode)
             if self._no_grad_passes:
