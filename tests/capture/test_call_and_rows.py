@@ -13,7 +13,6 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import embedgeo
-from benchmarks.families import families
 from embedgeo import EmbeddingMoments, observe
 from tests.models import gpt_neox, llama, token_batch
 
@@ -129,12 +128,6 @@ def test_function_transforms_are_refused_in_a_sentence():
         with pytest.raises(ValueError, match=r"torch\.func"):
             torch.func.vmap(loss, randomness="same")(stacked)
     assert geometry.records() == []
-
-
-@pytest.mark.slow
-def test_families_have_their_own_hidden_states():
-    found = {family.model_type: family.status for family in families(["bart", "bert", "gemma3"])}
-    assert found == dict.fromkeys(["bart", "bert", "gemma3"], "equal")
 
 
 # ── Random models

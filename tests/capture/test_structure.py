@@ -143,10 +143,6 @@ def blocks(count):
         {"layers": blocks(3), "moe_layers": blocks(2)},
         {"visual": nn.ModuleDict({"blocks": blocks(3)}), "blocks": blocks(2)},
         {"layers": blocks(2), "mtp": nn.ModuleList([nn.Sequential(Block(16), nn.Linear(16, 999))])},
-        {
-            "encoder": nn.ModuleDict({"layers": blocks(3)}),
-            "decoder": nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2), 2),
-        },
     ],
 )
 def test_of_several_lists_of_blocks_none_is_guessed(lists):
@@ -166,6 +162,10 @@ def test_a_list_inside_of_blocks_is_not_the_blocks():
     batch = {"idx": token_batch()["input_ids"]}
     rows, _ = rows_seen(observed(model, batch, "transformer.h.??"), "transformer.h.01")
     assert len(rows) == batch["idx"].numel()
+    heads = nn.MultiheadAttention(16, 2)
+    heads.own = blocks(3)
+    with pytest.raises(ValueError, match="found none"):
+        layer_names(nn.ModuleDict({"attention": heads}))
 
 
 # ── The final norm

@@ -11,7 +11,7 @@ import torch
 
 from research import reproduce
 from research.claims import Claim, read_claims
-from research.measured import DEFAULTS, Measured
+from research.measured import Measured
 from research.occurrences import TokenOccurrences, chosen_types, write_occurrences
 from research.verdicts import Series, falling, near, peak, phase, settles, trend
 from tests.sweep.tiny import checkpoint_files, write_files
@@ -110,14 +110,6 @@ def test_a_claim_holds_where_it_is_planted_and_not_where_its_opposite_is(
         assert verdict(planted({"Q": wrong}, steps, facts=FACTS), **claim) == "does not hold"
 
 
-def test_a_group_is_above_the_mean_of_another():
-    large, small = (planted({"Q": [x, 2 * x, 3 * x]}, group=str(x)) for x in (10.0, 1.0))
-    others = [planted({"Q": [x, 2 * x, 3 * x]}, group="encoder") for x in (1.0, 1.1)]
-    claim = {"rule": "order", "layer": "middle", "direction": "up", "than": "encoder", "times": 3.0}
-    assert verdict(large, *others, **claim) == "holds"
-    assert verdict(small, *others, **claim) == "does not hold"
-
-
 def test_a_verdict_that_massive_rows_make_neither_holds_nor_fails():
     bell, flat = [0.1, 0.5, 0.9, 0.5, 0.1], [0.1] * 5
     claim = {"metric": "Q", "rule": "above", "layer": "max", "limit": 0.5}
@@ -168,15 +160,6 @@ def test_occurrences_are_of_the_chosen_types_in_the_plane_of_their_own_axes():
         {"token_id": range(40), "token": "word", "n": [9] * 5 + [10] * 30 + [99] * 5}
     )
     assert len(chosen_types(types)) == 4 + 2  # 2 + √4 of the largest bin, 2 + ⌊√(4/6)⌋ of the other
-
-
-def test_defaults_are_those_of_a_sweep():
-    from embedgeo.sweep import SweepSettings
-
-    assert {key: getattr(SweepSettings, key) for key in DEFAULTS} == {
-        **DEFAULTS,
-        "count_range": (),
-    }
 
 
 @pytest.mark.slow

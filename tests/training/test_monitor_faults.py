@@ -3,16 +3,13 @@ attached.
 """
 
 import errno
-import gc
 import io
 import math
 import os
-import random
 from typing import ClassVar
 from weakref import WeakSet
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -26,7 +23,6 @@ from embedgeo import (
     TokenMoments,
     observe,
 )
-from embedgeo.capture.calls import kept_random_states
 from tests.models import NanoGPT, hooks, token_batch
 from tests.training.loops import loop, run_whole
 from tests.training.runs import (
@@ -35,14 +31,12 @@ from tests.training.runs import (
     TinyLM,
     UserError,
     all_warnings,
-    assert_same_random_state,
     assert_same_training,
     fit,
     loader,
     moments,
     of_monitors,
     raises_in,
-    random_state,
     steps,
     value,
 )
@@ -131,44 +125,6 @@ def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer
         run_whole(monitor, 3, lambda: model(ids))
     assert len(warned) == 1
     assert monitor.history == []
-
-
-def test_random_states_are_restored_also_after_an_exception():
-    def draw():
-        return {}[torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
-
-    before = random_state()
-    with pytest.raises(KeyError), kept_random_states():
-        draw()
-    assert_same_random_state(before, random_state())
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        ("training_step", KeyboardInterrupt),
-        ("on_after_backward", torch.OutOfMemoryError),
-    ],
-)
-def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):
-    module, made = raises_in(place, error), WeakSet()
-
-    def metrics(dim):
-        metric = EmbeddingMoments(dim)
-        made.add(metric)
-        return [metric]
-
-    monitor = GeometryMonitor(1, metrics=metrics, window=1)
-    # Lightning 2.6 ends the process on Ctrl-C
-    expected = SystemExit if error is KeyboardInterrupt else error
-    message = None if expected is SystemExit else "in the middle of an epoch"
-    with pytest.raises(expected, match=message):
-        fit(tmp_path, monitor, module=module, max_steps=6)
-    assert hooks(module) == 0
-    assert steps(monitor) == [0, 1]
-    assert made
-    gc.collect()  # metrics are in reference cycles
-    assert not made
 
 
 def test_an_interrupt_inside_the_probes_forward_restores_the_module(tmp_path):

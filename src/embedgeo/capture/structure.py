@@ -88,7 +88,7 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
         if len(lists) > 1:
             raise ValueError(
                 f"one list of blocks must be measured; {type(model).__name__} has {listed(lists)} "
-                f'side by side. Choose one: layers="{lists[-1]}.*", or, of a module that has one '
+                f'side by side. Choose one: layers="{lists[-1]}.??", or, of a module that has one '
                 f"alone, layers=lambda module: module.NAME."
             )
 
@@ -207,7 +207,9 @@ def _stacks(submodel: nn.Module) -> list[Stack]:
             is_stack = _are_blocks(child, blocks, depth) and not _is_cut(parent, blocks)
             if is_stack:
                 (usual if num_usual else others).append(Stack(parent, name, blocks))
-            # what is inside of blocks, of several types too, is a part of these
+            # what is inside of attention, or of blocks, of several types too, is a part of these
+            if "Attention" in type(child).__name__:
+                continue
             if not num_usual or (
                 not is_stack and (num_usual == 1 or isinstance(child, nn.ModuleDict))
             ):
