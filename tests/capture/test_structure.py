@@ -193,7 +193,6 @@ class Norms(Titan):
         ("layers norm other", "layers norm other", ""),  # MAE, token prediction
         ("other norm layers", "other layers norm", ""),
         ("norm layers", "norm layers", "the next norm after"),  # wav2vec 2.0
-        ("layers other norm", "layers norm other", "the next norm after"),
         ("layers norm", "layers norm norm", "the next norm after"),  # deep supervision
         ("layers norm", "layers pool norm", "of pooled rows"),
         ("layers norm", "layers head norm", "what the last block returns"),  # BERT's, by hand
