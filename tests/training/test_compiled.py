@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from embedgeo import GeometryCallback, StepMonitor
+from embedgeo import StepMonitor
 from tests.models import gpt_neox, token_batch
-from tests.training.hf_runs import hf_trainer
 from tests.training.loops import run_whole
-from tests.training.runs import moments, steps, value
+from tests.training.runs import moments, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
@@ -20,16 +19,6 @@ def dynamo():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-@pytest.mark.slow
-def test_a_model_that_the_trainer_compiles_is_measured(tmp_path):
-    callback = GeometryCallback(measure_last=False, **OPTIONS)
-    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
-    hf_trainer(tmp_path, callback, max_steps=3, **compiled).train()
-    assert steps(callback) == [0, 2]
-    assert value(callback, 2, "block.00", "n") == value(callback, 0, "embed", "n") > 0
-    assert counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.parametrize("has_probe", [False, True])

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import StepMonitor, observe
+from embedgeo.training.batches import LastBatches
 from tests.files import events_of
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop, run_whole
@@ -147,16 +148,26 @@ def test_a_model_that_another_one_is_trained_for_is_named_once(caplog):
     assert steps(monitor) == [0]
 
 
-def test_batches_in_one_buffer_are_not_run_again():
+@pytest.mark.parametrize("buffer", ["tensor", "dict"])
+def test_batches_in_one_buffer_are_not_run_again(buffer):
     model, batch = gpt_neox().train(), token_batch()
     monitor = StepMonitor(model, 4, window=2, **OPTIONS)
     for step in range(7):
-        batch["input_ids"].copy_(torch.randint(9, batch["input_ids"].shape))
+        if buffer == "dict":
+            batch["input_ids"] = batch["input_ids"].clone()
+        batch["input_ids"].random_(9)
         with monitor.step(step, batch):
             model(**batch)
     with pytest.warns(UserWarning, match="the last training batches were written to since"):
         monitor.close(7)
     assert steps(monitor) == [0, 4]
+
+
+def test_the_last_batches_are_those_of_the_size_that_batches_have_in_the_end():
+    batches = LastBatches(1)
+    for step, size in enumerate([32] * 50 + [8] * 20 + [3]):
+        batches.add(step, torch.full((size, 2), step))
+    assert [int(batch[0, 0]) for batch in batches.full()] == [69]
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids"])

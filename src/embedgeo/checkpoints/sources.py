@@ -263,7 +263,9 @@ class Checkpoint:
         if self.path is None:
             return ""
         stats = {path.name: path.stat() for path in local_files(self.path)[0]}
-        return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
+        return json.dumps(
+            {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in stats.items()}
+        )
 
 
 def local_files(path: Path) -> tuple[list[Path], list[Path]]:

@@ -1,6 +1,6 @@
 """The training batches on which the last weights are measured, and what loaders draw from."""
 
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -12,21 +12,23 @@ from torch import Tensor
 from embedgeo.capture.torch_names import local_part, version
 
 _ITERATOR = "_iterator"  # of a loader with persistent workers: it has one
+_NUM_WINDOWS = 8  # whose sizes tell a full one
 
 
 class LastBatches:
     """The batches of the last full window of steps.
 
-    A window is full if it has at least as many sequences as most windows had. The batches that are
-    left over at the end of an epoch are fewer or smaller, and make no full window.
+    A window is full if it has at least as many sequences as half of the last windows had. The
+    batches that are left over at the end of an epoch are fewer or smaller, and make no full window.
     """
 
     def __init__(self, window: int) -> None:
         self._window = window
-        # steps and batches of the window that ends now, and what tells a change of their tensors
-        self._recent: list[tuple[int, Any, list[object]]] = []
-        self._full: list[tuple[int, Any, list[object]]] = []
-        self._sizes = Counter[int]()  # numbers of sequences of all windows so far
+        # steps and batches of the window that ends now, and what tells a change of them: ids, and
+        # what is held so that nothing else gets these
+        self._recent: list[tuple[int, Any, list[object], list[Any]]] = []
+        self._full: list[tuple[int, Any, list[object], list[Any]]] = []
+        self._sizes = deque[int](maxlen=_NUM_WINDOWS)  # numbers of sequences
 
     def add(self, step: int, batch: Any) -> None:
         """Add a batch of a step, or another batch of the last step."""
@@ -34,23 +36,23 @@ class LastBatches:
             self._end_step()
         while self._recent and self._recent[0][0] <= step - self._window:
             del self._recent[0]
-        self._recent.append((step, batch, _versions(batch)))
+        self._recent.append((step, batch, _versions(batch), [*_parts(batch)]))
 
     def full(self) -> list[Any]:
         """The batches of the last full window; empty if there are none."""
         if self._recent:
             self._end_step()
-        return [batch for _, batch, _ in self._full]
+        return [each[1] for each in self._full]
 
     @property
     def have_changed(self) -> bool:
-        """Whether a tensor of the full window was written to since its batch was added."""
-        return any(versions != _versions(batch) for _, batch, versions in self._full)
+        """Whether a batch of the full window was written to since it was added."""
+        return any(versions != _versions(batch) for _, batch, versions, _ in self._full)
 
     def _end_step(self) -> None:
-        size = sum(_num_sequences(batch) for _, batch, _ in self._recent)
-        self._sizes[size] += 1
-        if size >= max(self._sizes, key=lambda each: (self._sizes[each], each)):
+        size = sum(_num_sequences(each[1]) for each in self._recent)
+        self._sizes.append(size)
+        if size >= sorted(self._sizes)[len(self._sizes) // 2]:
             self._full = [*self._recent]
 
 
@@ -66,7 +68,7 @@ def _parts(batches: object) -> Iterator[Any]:
 
 
 def _versions(batch: object) -> list[object]:
-    return [version(each) for each in _parts(batch) if isinstance(each, Tensor)]
+    return [(id(each), version(each)) for each in _parts(batch) if isinstance(each, Tensor)]
 
 
 def _num_sequences(batch: Any) -> int:
