@@ -448,8 +448,9 @@ class RoundedRows(NamedTuple):
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
         # products with rows of later blocks are turned over, and wait for these: a fourth of all
-        # products at most
-        is_symmetric = is_on_cpu and n * n <= 4 * _BLOCK
+        # products at most; those in bfloat16 take less time than that
+        is_slow = self.values.dtype == torch.float32
+        is_symmetric = is_on_cpu and is_slow and n * n <= 4 * _BLOCK
         waiting = [list[Tensor]() for _ in range(0, n, length)]
         blocks = []
         for start in range(0, n, length):
