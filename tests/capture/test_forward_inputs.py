@@ -2,6 +2,8 @@
 forward pass.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers as hf
@@ -72,7 +74,8 @@ def test_masks_that_do_not_tell_padding_are_refused():
     ids = token_batch(rows=6, length=6)["input_ids"]
     blocks = torch.block_diag(*torch.ones(3, 2, 2)).bool().expand(6, 1, 6, 6)
     window = torch.ones(6, 6).tril()
-    for mask in (blocks, window, window.triu(-2), torch.full((6, 6), -torch.inf).triu(1)):
+    closed = torch.full((6, 6), -torch.inf).triu(1)
+    for mask in (blocks, window, window.triu(-2), closed, closed.bool()):
         with pytest.raises(ValueError, match=r"attention_mask, .*does not tell padding"):
             rows_told(ids, mask)
     causal = torch.ones(1, 1, 6, 6).tril()
@@ -89,6 +92,57 @@ def test_position_ids_that_do_not_grow_mark_no_texts():
         batch = {"input_ids": ids, "position_ids": torch.tensor([row, row])}
         geometry = observed(gpt_neox(), batch, "block.00", rows="last")
         assert len(rows_seen(geometry, "block.00")[0]) == 2 * num_texts
+
+
+class Held(nn.Module):
+    """Gets its arguments in one, of any kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(96, 4), nn.Identity()
+
+    def forward(self, batch):
+        ids = batch.input_ids if hasattr(batch, "input_ids") else batch["text"]["input_ids"]
+        return self.layer(self.table(ids))
+
+
+def test_a_batch_that_is_an_object_tells_its_mask():
+    batch = token_batch(padding="left")
+    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
+    geometry = observed(Held(), {"batch": SimpleNamespace(**batch)}, "layer")
+    assert torch.equal(rows_seen(geometry, "layer")[1], ids[keep])
+
+
+def test_two_masks_of_one_name_tell_nothing():
+    text, other = token_batch(padding="left"), token_batch(padding="right")
+    batch = {"batch": {"text": text, "other": {"attention_mask": other["attention_mask"]}}}
+    with pytest.raises(ValueError, match="attention_mask is given twice"):
+        observed(Held(), batch, "layer")
+
+
+def test_positions_of_one_dimension_mark_the_texts_of_flat_rows():
+    class Flat(Held):
+        def forward(self, input_ids, position_ids):
+            return self.layer(self.table(input_ids))
+
+    texts = torch.tensor([[7, 8, 7, 8, 9, 5], [0, 1, 0, 1, 2, 3]])
+    with observe(Flat(), "layer") as geometry:
+        Flat.__call__(geometry.model, *texts)
+    # from pairs in different texts, of which there are two
+    assert geometry.compute()["layer"]["V_W_unbiased"] == 0
+
+
+def test_frames_of_one_time_are_of_one_text():
+    class Frames(Held):
+        def forward(self, input_ids, position_ids):
+            return self.layer(self.table(input_ids))
+
+    # time, height and width of a word, two frames of two patches and a word; the same again
+    text = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 1, 1, 3], [0, 1, 2, 1, 2, 3]]
+    positions = torch.tensor(text).tile(2)[:, None]
+    batch = {"input_ids": torch.arange(12)[None], "position_ids": positions}
+    geometry = observed(Frames(), batch, "layer", rows="last")
+    assert rows_seen(geometry, "layer")[1].tolist() == [5, 11]
 
 
 # from transformers 5.24 on

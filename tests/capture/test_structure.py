@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 from embedgeo import observe
@@ -148,6 +149,21 @@ def blocks(count):
 def test_of_several_lists_of_blocks_none_is_guessed(lists):
     with pytest.raises(ValueError, match=r"has .*, .* side by side\. Choose one: layers=\"\w+"):
         layer_names(nn.ModuleDict(lists))
+
+
+class TwoTowers(hf.PreTrainedModel):
+    """One of a user's own, of whose towers the configuration tells nothing."""
+
+    config_class = hf.PreTrainedConfig
+
+    def __init__(self):
+        super().__init__(hf.PreTrainedConfig(num_hidden_layers=2))
+        self.image, self.text = blocks(3), blocks(2)
+
+
+def test_of_several_lists_in_a_pretrained_model_of_ones_own_none_is_guessed():
+    with pytest.raises(ValueError, match=r"TwoTowers has image, text side by side"):
+        layer_names(TwoTowers())
 
 
 def test_a_list_inside_of_blocks_is_not_the_blocks():

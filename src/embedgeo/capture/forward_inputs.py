@@ -158,7 +158,9 @@ class _RunningCall(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         given = arguments_by_name(module, args, kwargs)
-        arguments = dict(_tensors(given)) | given
+        told = [*_tensors(given)]
+        arguments = dict(told) | given
+        again = (name for name, each in told if name in READ_MASKS and arguments[name] is not each)
         of_rows = [
             each
             for name, each in arguments.items()
@@ -174,6 +176,8 @@ class _RunningCall(NamedTuple):
         tokens = first if embeddings is None else embeddings
         shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
         padding = _padding_of_call(module, arguments, shape, is_cached=num_cached is not None)
+        for name in again:
+            padding = _Padding(untold=f"{name} is given twice")
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
@@ -189,8 +193,8 @@ class _RunningCall(NamedTuple):
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an argument, also of a batch that is one: a dict, a named tuple or a dataclass
-    has them by name, a list by place.
+    """The tensors of an argument, also of a batch that is one: a dict, a named tuple or another
+    object has them by name, a list by place.
     """
     if isinstance(value, Tensor):
         yield name, value
@@ -203,6 +207,8 @@ def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _tensors(each, f"{name}[{index}]")
+    elif hasattr(value, "__dict__"):
+        yield from (each for each in vars(value).items() if isinstance(each[1], Tensor))
 
 
 def _tensor(arguments: Mapping[str, Any], name: str, ndim: int) -> Tensor | None:
@@ -216,10 +222,13 @@ def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
     texts tell.
     """
     if "position_ids" in arguments:
-        several = _tensor(arguments, "position_ids", 3)
-        if several is not None:
-            return _text_positions(several)
-        positions = _tensor(arguments, "position_ids", 2)
+        positions = arguments["position_ids"]
+        if not isinstance(positions, Tensor) or not 0 < positions.ndim < 4:
+            positions = None
+        elif positions.ndim == 3:
+            return _text_positions(positions)
+        else:
+            positions = torch.atleast_2d(positions)
     else:
         # torchtitan's name; elsewhere it may be of coordinates
         positions = _tensor(arguments, "positions", 2)
@@ -355,7 +364,7 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
     if allowed.ndim == 2:
         is_of_pairs = (
             len(allowed) == allowed.shape[1] > 1
-            and bool(allowed.diagonal().all())
+            and bool((allowed.diagonal() == allowed[0, 0]).all())
             and any(map(allowed.equal, (allowed.tril(), allowed.triu())))  # also of a window
         )
         return None if is_of_pairs else allowed
@@ -384,9 +393,11 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
 
 def _text_positions(several: Tensor) -> Tensor:
     """Positions within texts, (batch, positions), of ids of several axes, (axes, batch, positions),
-    such as time, height and width of images: a text begins where none grows.
+    such as time, height and width of images: a text begins where none grows, nor is beyond the
+    first ones, as those of the frames of a video are.
     """
-    starts = pad((several.diff(dim=2) <= 0).all(0), (1, 0), value=True)
+    is_first = (several[..., 1:] <= several[..., :1]) & (several.diff(dim=2) <= 0)
+    starts = pad(is_first.all(0), (1, 0), value=True)
     places = torch.arange(several.shape[2], device=several.device).expand_as(starts)
     return places - places.where(starts, 0).cummax(1).values
 

@@ -77,13 +77,15 @@ def measured_model(model: nn.Module) -> nn.Module:
 
 def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
     """Raise ValueError if there are several, side by side, as a teacher and a student are: Hugging
-    Face models, or lists of blocks in a model written ``by_hand``.
+    Face models, or lists of blocks in a model that is written ``by_hand``, not of transformers' own.
     """
     beside = [name for name, _ in _hugging_face_models(model)]
     if len(beside) > 1:
         raise _several(model, beside)
-    paths = {module: name for name, module in measured_model(model).named_modules()}
-    for part in submodels(model).values() if also_by_hand and not beside else ():
+    measured = measured_model(model)
+    paths = {module: name for name, module in measured.named_modules()}
+    is_known = type(measured).__module__.startswith("transformers.")
+    for part in submodels(model).values() if also_by_hand and not is_known else ():
         lists = [f"{paths[stack.parent]}.{stack.name}".lstrip(".") for stack in _stacks(part)]
         if len(lists) > 1:
             raise ValueError(
