@@ -77,7 +77,7 @@ def measured_model(model: nn.Module) -> nn.Module:
 
 def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
     """Raise ValueError if there are several, side by side, as a teacher and a student are: Hugging
-    Face models, or lists of blocks in a model that is written ``by_hand``, not of transformers' own.
+    Face models, or lists of blocks in a model written ``by_hand``, which is none of transformers'.
     """
     beside = [name for name, _ in _hugging_face_models(model)]
     if len(beside) > 1:
