@@ -308,12 +308,15 @@ def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
 
 
 def _may_tell_padding(mask: Tensor, row_shapes: Sequence[torch.Size]) -> bool:
-    """Tell whether a mask is of positions, or of pairs of positions that differ over sequences."""
+    """Tell whether a mask is of positions, of any shape, or of pairs of positions that differ over
+    sequences.
+    """
     for n, length in row_shapes:
-        if mask.shape in [(n, *[1] * more, length) for more in range(3)]:
+        if mask.ndim > 2 and mask.shape[-2:] == (length, length):
+            pairs = mask.flatten(0, -3)
+            return bool((pairs != pairs[:1]).any())
+        if mask.numel() == n * length:
             return True
-        if mask.ndim > 2 and (len(mask), *mask.shape[-2:]) == (n, length, length):
-            return bool((mask != mask[:1]).any())
     return False
 
 
