@@ -11,13 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
-from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
+from tests.report.synthetic import PYTHIA_STEPS, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
 OF_OTHERS = {"loss", "training_loss", "tokens_seen"}  # the model's
@@ -56,28 +55,14 @@ def make_folder(folder: Path) -> Path:
     """A sweep with every metric of the glossary and every table."""
     metrics = [metric for metric in known_terms() if metric not in OF_OTHERS]
     make_sweep(folder, PYTHIA_STEPS, BLOCKS, dim=WIDTH, metrics=metrics, tokens=True, spectra=1)
-    store, layers, random = SweepFolder(folder), layer_names(BLOCKS), np.random.default_rng(0)
+    store = SweepFolder(folder)
     for step in PYTHIA_STEPS:
         name = f"step{step}"
-        tables = store.read_tables(name) | {"coordinates": coordinates(layers, random)}
+        tables = store.read_tables(name)
         if "tokens" in tables:
             tables |= of_types(tables["tokens"])
         store.write(name, store.read(name), tables, store.facts(name))
     return folder
-
-
-def coordinates(layers: list[str], random: np.random.Generator) -> pd.DataFrame:
-    """The 32 largest of each layer."""
-    n = 32 * len(layers)
-    columns = {
-        "coordinate": np.tile(np.arange(32), len(layers)),
-        "mean": 0.1,
-        "variance": 1.0,
-        "kurtosis": 0.0,
-    }
-    shares = {f"share_of_{name}": random.random(n) / WIDTH for name in ("M", "V", "cosine")}
-    at = {"layer": np.repeat(layers, 32), "layer_index": np.repeat(np.arange(len(layers)), 32)}
-    return pd.DataFrame({**at, **columns, **shares, "max_abs": 9.0})
 
 
 def of_types(tokens: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -6,7 +6,8 @@
 sweeps each model twice over the same sequences, which begin as its tokenizer has them begin, prints
 a table of each, and writes all of them to one file. Columns that end in ``_with_first`` are of all
 rows, the others of those without the first position of each sequence. ``top_dim`` is the coordinate
-of the largest share of V; ``loss`` is in nats a token, where the model predicts tokens.
+of the largest variance of the sampled rows; ``loss`` is in nats a token, where the model predicts
+tokens.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from embedgeo import load_results
+from embedgeo import load_results, load_sample
 
 HEADLINES = ["M_over_Q", "V_W_over_V_unbiased", "V_W_over_V", "anisotropy"]
 KEYS = [
@@ -43,11 +44,12 @@ def swept(out: Path, options: Sequence[str]) -> pd.DataFrame:
     records = load_results(out)
     of_layers = records[records["layer_index"] >= 0]
     values = of_layers.pivot(index=["layer_index", "layer"], columns="metric", values="value")
-    (file,) = (out / "coordinates").glob("*.parquet")
-    largest = pd.read_parquet(file).sort_values("share_of_V").groupby("layer").last()
+    (file,) = (out / "samples").glob("*.safetensors")
+    layers = load_sample(file).layers.items()
+    largest = {name: int(each.rows.float().var(0).argmax()) for name, each in layers}
     loss = records.loc[records["metric"] == "loss", "value"]
     return values.assign(
-        top_dim=largest["coordinate"].reindex(values.index, level="layer"),
+        top_dim=[largest[name] for name in values.index.get_level_values("layer")],
         loss=loss.iloc[0] if len(loss) else nan,
         weights_sha256=records["weights_sha256"].iloc[0],
     )
@@ -69,7 +71,7 @@ def depth_table(
         num_tokens: number of tokens, those before a text among them.
         seq_len: tokens in a sequence; default: as many as the model has positions, at most 512.
     """
-    options = ["--model", str(folder), "--steps", "final", "--coordinates", "true"]
+    options = ["--model", str(folder), "--steps", "final", "--save-samples", "true"]
     options += ["--num-tokens", str(num_tokens)]
     options += ["--seq-len", str(seq_len)] if seq_len else []
     options += ["--text", json.dumps([*map(str, text)])] if text else []

@@ -13,7 +13,6 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    OutlierCoordinates,
     TokenMoments,
 )
 from embedgeo.metrics.base import metric_classes
@@ -96,7 +95,6 @@ _LISTED: dict[str, Callable[..., Metric]] = {
     "Anisotropy": Anisotropy,
     "Anisotropy with all parts": partial(Anisotropy, spectrum=True, batch_size=7),
     "IntrinsicDimension": partial(IntrinsicDimension, batch_size=20, num_batches=2),
-    "OutlierCoordinates": OutlierCoordinates,
 }
 """One metric of each kind and with each optional part, of the kinds that tests know more of than
 what all share.

@@ -3,7 +3,6 @@ no merging.
 """
 
 import numpy as np
-from scipy import stats
 
 
 def wide(x):
@@ -230,43 +229,6 @@ def isoscore(x):
     defect = np.linalg.norm(normalised - np.ones(n)) / np.sqrt(2 * (n - np.sqrt(n)))
     fraction_used = (n - defect**2 * (n - np.sqrt(n))) ** 2 / n**2
     return (n * fraction_used - 1) / (n - 1)
-
-
-def outliers(x, is_first):
-    """Keys of outlier coordinates and massive activations of all rows, of the first ones of
-    sequences, and the rest.
-    """
-    x, is_first = wide(x), np.asarray(is_first)
-    values = {}
-    for suffix, rows in {"": x, "_first": x[is_first], "_rest": x[~is_first]}.items():
-        spread = rows.std(0) > 1e-12 * np.abs(rows).max(0, initial=0)
-        kurtosis = stats.kurtosis(rows[:, spread]) if len(rows) and spread.any() else [np.nan]
-        size = np.abs(rows) if len(rows) else np.full((1, x.shape[1]), np.nan)
-        median = np.median(size, 1)[:, None]
-        massive = ((size > 100) & (size > 1000 * median)).any(1)
-        found = {
-            "kurtosis": np.mean(kurtosis),
-            "kurtosis_median": np.median(kurtosis),
-            "max_abs": size.max(),
-            "massive_fraction": massive.mean() if len(rows) else np.nan,
-        }
-        values |= {key + suffix: value for key, value in found.items()}
-    return values
-
-
-def coordinate_shares(x):
-    """What each coordinate holds, from all pairs of rows, one pair after the other."""
-    x = wide(x)
-    mean, variance = x.mean(0), x.var(0)
-    units = [row / np.linalg.norm(row) for row in x if row.any()]
-    cosine = sum(one * other for one in units for other in units) / len(units) ** 2
-    return {
-        "mean": mean,
-        "variance": variance,
-        "share_of_M": mean**2 / (mean @ mean),
-        "share_of_V": variance / variance.sum(),
-        "share_of_cosine": cosine / cosine.sum(),
-    }
 
 
 def nearest(x, k):

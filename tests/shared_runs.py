@@ -20,7 +20,6 @@ OPTIONS = {
     "token_tables": True,
     "save_samples": True,
     "spectrum": True,
-    "coordinates": True,
     "jackknife": 4,
 }
 """Of the shared sweep."""

@@ -16,7 +16,6 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    OutlierCoordinates,
     TokenMoments,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
@@ -49,7 +48,6 @@ def values_by_section(x, ids):
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
         "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),
         "Intrinsic": of(IntrinsicDimension(dim, batch_size=BATCH, num_batches=4)),
-        "Outlier coordinates": of(OutlierCoordinates(dim)),
         "The same rows": drift(*x[: len(x) // 2 * 2].chunk(2)),
         "others": of(*(kind(dim) for kind in OTHER_METRICS)),
     }

@@ -29,7 +29,6 @@ from tests.data import (
 
 REPRESENTATIVE = {
     *("EmbeddingMoments", "TokenMoments", "Anisotropy with all parts", "IntrinsicDimension"),
-    "OutlierCoordinates",
 }
 """One kind for each kind of state; the others run with the slow tests."""
 
@@ -293,7 +292,6 @@ ONE_ROW = OF_POINTS | {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
     *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim", "constant_dims"),
-    *("max_abs", "max_abs_first", "max_abs_rest"),
 }
 
 
@@ -325,8 +323,6 @@ def test_a_refused_update_leaves_the_states_as_they_were(kind):
     assert_values(metric.compute(), before, rtol=0)
 
 
-LARGEST = {"max_abs", "max_abs_first"}
-
 ABOUT_THE_ORIGIN = {
     "Q",
     "M",
@@ -341,7 +337,6 @@ ABOUT_THE_ORIGIN = {
     "anisotropy_without_top_dim",
     "Q_t_cv",
     "rankme",
-    *LARGEST,
 } | LINES
 
 PER_AXIS = {
@@ -349,8 +344,7 @@ PER_AXIS = {
     "anisotropy_standardized",
     *("anisotropy_without_top_dim", "V_without_top_dim", "constant_dims"),
     *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim"),
-    *(f"kurtosis{end}" for end in ("", "_first", "_median", "_median_first")),
-} | LARGEST
+}
 
 SQUARED_UNITS = {
     "Q",
@@ -365,7 +359,7 @@ SQUARED_UNITS = {
     "V_W_text",
 }
 
-UNITS = {"norm_mean", "norm_max", *LARGEST}
+UNITS = {"norm_mean", "norm_max"}
 
 
 def all_values(x, ids):

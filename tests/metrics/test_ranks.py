@@ -17,7 +17,6 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.metrics import (
     EmbeddingMoments,
-    OutlierCoordinates,
     TokenMoments,
 )
 from tests import references
@@ -43,7 +42,7 @@ SHARES = {
     "no rows at all": ([slice(0, 0)], []),
 }
 
-OF_SEQUENCES = TokenMoments, OutlierCoordinates
+OF_SEQUENCES = (TokenMoments,)
 
 
 def rows():

@@ -192,20 +192,6 @@ EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
 )
-OUTLIERS = [41, 7, 0, 63]
-
-
-def coordinate_table(step, layers):
-    """Shares of all coordinates: with the steps four come to hold nearly all of V."""
-    random, parts = np.random.default_rng(step), []
-    for i, layer in enumerate(layers):
-        V = random.dirichlet(np.full(64, 50.0))
-        V[OUTLIERS] += np.array([8, 4, 2, 1]) * step / 512
-        V /= V.sum()
-        columns = {"coordinate": range(64), "share_of_V": V, "share_of_cosine": V[::-1]}
-        columns |= dict.fromkeys(("mean", "variance", "share_of_M", "kurtosis", "max_abs"), 0.5)
-        parts.append(pd.DataFrame({"layer": layer, "layer_index": i, **columns}))
-    return pd.concat(parts, ignore_index=True)
 
 
 def everything(folder):
@@ -213,7 +199,7 @@ def everything(folder):
 
     Four of its checkpoints have a fault each, of which a flag tells; one failed.
     """
-    steps, layers = (0, 1, 8, 64, 512, 4000), layer_names(3)
+    steps = (0, 1, 8, 64, 512, 4000)
     changes = {(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan}
     make_sweep(
         folder,
@@ -227,10 +213,6 @@ def everything(folder):
         stderr=0.05,
     )
     store = SweepFolder(folder)
-    for step in steps:
-        tables = store.read_tables(f"step{step}")
-        tables["coordinates"] = coordinate_table(step, layers)
-        store.write(f"step{step}", store.read(f"step{step}"), tables)
     store.write_failure("step16", "FileNotFoundError: <no> config.json")
     return folder
 

@@ -1,4 +1,4 @@
-"""How variance is spread: eigenvalue spectra and the largest coordinates."""
+"""How variance is spread: eigenvalue spectra."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from embedgeo.drawing import style
 from embedgeo.report import variance
-from tests.report.synthetic import coordinate_table, layer_names, spectrum_table
+from tests.report.synthetic import layer_names, spectrum_table
 
 LAYERS, LAST = layer_names(3), 4000
 
@@ -57,24 +57,6 @@ def test_what_is_zero_infinite_or_unknown_is_not_drawn(run):
         assert found["Gaussian rows"].isna().all()
 
 
-def test_the_largest_coordinates_of_every_layer_are_named(run):
-    (data,) = variance.coordinate_tables(run)
-    numbers, last = data.numbers.sort_index(), coordinate_table(LAST, LAYERS)
-    cells = data.cells.set_index("layer")
-    assert [*cells.index] == LAYERS
-    for layer in LAYERS:
-        for share, words in (
-            ("share_of_V", "by share of V"),
-            ("share_of_cosine", "by share of the mean cosine"),
-        ):
-            named = numbers.xs((share, layer))
-            largest = last[last["layer"] == layer].nlargest(5, share)
-            assert named["coordinate"].tolist() == largest["coordinate"].tolist()
-            assert named["share"].tolist() == largest[share].tolist()
-            shown = [f"{row.coordinate}: {row.share:.1%}" for row in named.itertuples()]
-            assert cells.loc[layer, words] == ", ".join(shown)
-
-
 def test_without_such_tables_there_are_no_such_figures(run):
     bare = replace(run, tables={})
-    assert [*variance.coordinate_tables(bare), *variance.spectra_figures(bare)] == []
+    assert [*variance.spectra_figures(bare)] == []

@@ -50,7 +50,6 @@ SOME = {
     "discard_fraction": 0.5,
     "id_batches": 2,
     "anisotropy_batch": 20,
-    "coordinates": True,
 }
 
 

@@ -50,7 +50,6 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
     make = partial(
         embedgeo.default_metrics,
         spectrum=True,
-        coordinates=True,
     )
     made, losses = model(2), []
     with torch.no_grad(), embedgeo.observe(made, metrics=make, jackknife=4) as geometry:

@@ -21,13 +21,6 @@ Q 1.613 M 1.076 V 0.538 M_over_Q 0.667 mean_cosine 0.471 anisotropy 0.750
 Q 1.402 M 1.359 V 0.043 M_over_Q 0.970 mean_cosine 0.957 anisotropy 0.884
 """
 
-from embedgeo.functional.coordinates import (
-    CoordinateMoments,
-    coordinate_table,
-    excess_kurtosis,
-    outlier_values,
-    row_coordinates,
-)
 from embedgeo.functional.dimension import (
     LabelledEstimates,
     RowLabels,
@@ -82,7 +75,6 @@ from embedgeo.functional.tokens import (
 __all__ = [
     "REGRESSION_COUNT_RANGE",
     "Affine",
-    "CoordinateMoments",
     "LabelledEstimates",
     "Moments",
     "PrincipalAxes",
@@ -94,20 +86,16 @@ __all__ = [
     "anisotropy_null",
     "coefficient_of_variation",
     "context_split",
-    "coordinate_table",
     "entropy_rank",
     "estimated_dimension",
-    "excess_kurtosis",
     "labelled_dimensions",
     "least_squares",
     "local_variance",
     "merge_duplicates",
     "moment_values",
-    "outlier_values",
     "pca_whitening",
     "power_law",
     "principal_axes",
-    "row_coordinates",
     "row_moments",
     "row_scatter",
     "sampled_spectrum_values",

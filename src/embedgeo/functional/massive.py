@@ -9,8 +9,8 @@ from embedgeo.functional.moments import (
     Moments,
     PooledState,
     mean_of,
-    powers_about,
     ratio,
+    squares_about,
 )
 from embedgeo.functional.precision import accumulator_dtype, sent
 from embedgeo.functional.rows import RowIds, Rows
@@ -39,7 +39,7 @@ class RowGroup(PooledState):
         """Share of the squared deviations of all rows, ``m2``, shape (d,), about their ``mean``,
         shape (d,), that the group's rows have; NaN where the rows do not vary.
         """
-        (squares,) = powers_about(mean, self.n, self.mean, self.m2)
+        squares = squares_about(mean, self.n, self.mean, self.m2)
         return ratio(squares.sum(), m2.sum())
 
 

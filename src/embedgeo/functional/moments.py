@@ -42,8 +42,8 @@ class PooledState(State):
     """
 
     powers: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Names of each mean, shape G or (*G, d), and of the second to fourth powers of the deviations
-    from it, or as many of these as are held: see `powers_about`.
+    """Names of each mean, shape G or (*G, d), and of the squared deviations from it: see
+    `squares_about`.
     """
 
     largest: ClassVar[tuple[str, ...]] = ()
@@ -59,16 +59,14 @@ class PooledState(State):
         super().__init_subclass__(**kwargs)
         known = {name for each in cls.__mro__ for name in get_annotations(each)}
         rules = {
-            "powers": "of tuples of a mean and its second to fourth powers, (('mean', 'm2'),) say,",
+            "powers": "of pairs of a mean and its squares, (('mean', 'm2'),) say,",
             **dict.fromkeys(("largest", "not_pooled", "of_coordinates"), "of"),
         }
         for attribute, rule in rules.items():
             given = getattr(cls, attribute)
             groups = given if attribute == "powers" else [given]
             are_names = all(isinstance(each, tuple) and known.issuperset(each) for each in groups)
-            if not are_names or (
-                attribute == "powers" and not {2, 3, 4}.issuperset(map(len, given))
-            ):
+            if not are_names or (attribute == "powers" and not {2}.issuperset(map(len, given))):
                 raise TypeError(
                     f"{attribute} of {cls.__name__} must be a tuple {rule} names of its fields; "
                     f"got {given!r}."
@@ -102,7 +100,7 @@ def _reduced(tensors: Sequence[Tensors], by: Callable[[Tensor, Tensor], Tensor])
 
 
 class Pooling:
-    """The `Reduction` of a `PooledState`: means are merged first, then the powers of the deviations
+    """The `Reduction` of a `PooledState`: means are merged first, then the squared deviations
     from these are summed (Chan, Golub & LeVeque 1983).
     """
 
@@ -124,27 +122,25 @@ class Pooling:
         """Numbers of rows, and sums."""
         self._whole |= maxima
         counts = {name: each for name, each in self._held.items() if name not in maxima}
-        for mean, *powers in self._state.powers:
+        for mean, squares in self._state.powers:
             counts[mean] = column(self._n, counts[mean]) * counts[mean]
-            for name in powers:
-                del counts[name]
+            del counts[squares]
         return counts
 
     def sums(self, counts: Tensors) -> Tensors:
         """Nothing: the sums are known."""
         self._whole |= counts
         n = next(iter(counts.values()))
-        for mean, *_ in self._state.powers:
+        for mean, _ in self._state.powers:
             self._whole[mean] = mean_of(n, counts[mean])
         return {}
 
     def squares(self, sums: Tensors) -> Tensors:
-        """Powers about the means of all rows."""
-        squares: dict[str, Tensor] = {}
-        for mean, *powers in self._state.powers:
-            own = (self._held[name] for name in (mean, *powers))
-            squares |= zip(powers, powers_about(self._whole[mean], self._n, *own), strict=True)
-        return squares
+        """Squares about the means of all rows."""
+        return {
+            name: squares_about(self._whole[mean], self._n, self._held[mean], self._held[name])
+            for mean, name in self._state.powers
+        }
 
     def result(self, squares: Tensors) -> Any:
         """The state of all rows."""
@@ -158,39 +154,22 @@ def mean_of(n: Tensor, sums: Tensor) -> Tensor:
     return sums / column(n.clamp(min=1), sums)
 
 
-def powers_about(
-    center: Tensor, n: Tensor, mean: Tensor, m2: Tensor, *higher: Tensor
-) -> tuple[Tensor, ...]:
-    """Powers of the deviations of rows from ``center``, given their number, their mean and the
-    powers of the deviations from the mean.
+def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
+    """Squared deviations of rows from ``center``, given their number, their mean and the squared
+    deviations from the mean.
 
     The number ``n`` has shape G, the mean has shape G or (*G, d). The squares ``m2`` are summed
     over rows: per coordinate, in the shape of the mean; summed over coordinates, shape G; or as the
-    scatter matrix, shape (*G, d, d). Third and fourth powers (Pébay 2008), in this order, are per
-    coordinate, and so are the squares then.
-
-    Raises:
-        ValueError: higher powers come with other squares.
+    scatter matrix, shape (*G, d, d).
     """
-    if higher and m2.ndim != mean.ndim:
-        raise ValueError(
-            "third and fourth powers need squares of the shape of the mean, per coordinate; got "
-            f"shape {tuple(m2.shape)} for a mean of {tuple(mean.shape)}."
-        )
     shift = mean - center
     if m2.ndim > mean.ndim:
         # (1, 1): that of no rows, which takes any width
         if m2.shape in ((1, 1), shift.shape * 2):
-            return (m2.addr(n * shift, shift),)
-        return (m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :],)
-    squares = shift.square()
-    between = column(n, shift) * squares
-    own = m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
-    if not higher:
-        return (own,)
-    m3, *fourth = higher
-    third = m3 + shift * (3 * m2 + between)
-    return own, third, *(m4 + 4 * shift * m3 + squares * (6 * m2 + between) for m4 in fourth)
+            return m2.addr(n * shift, shift)
+        return m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :]
+    between = column(n, shift) * shift.square()
+    return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from embedgeo.functional.distributed import Ranks, State, Tensors
 from embedgeo.functional.moments import (
     PooledState,
     chunk_length,
-    powers_about,
     ratio,
     row_chunks,
     sizes,
+    squares_about,
     without_rounding,
 )
 from embedgeo.functional.precision import (
@@ -212,7 +212,7 @@ class _UnitedTables:
             place = self._place[chunk]
             center = self._mean.index_select(0, place)
             own = table.n[chunk], table.mean[chunk], table.m2[chunk]
-            m2.index_copy_(0, place, *powers_about(center, *own))
+            m2.index_copy_(0, place, squares_about(center, *own))
         return {"m2": m2}
 
     def result(self, squares: Tensors) -> TokenTable:

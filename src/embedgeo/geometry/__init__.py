@@ -241,7 +241,7 @@ class Geometry:
         return export.tables_of_types(self.measured_layers(), kind)
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """All eigenvalues (``spectra``), the largest ``coordinates``, deviations of the groups
+        """All eigenvalues (``spectra``), deviations of the groups
         (``jackknife``), if any.
 
         Every rank must call this. There are deviations after `records` or `compute`: of a

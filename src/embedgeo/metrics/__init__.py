@@ -5,7 +5,6 @@ from pkgutil import iter_modules
 
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.defaults import (
     default_metrics,
     full_metrics,
@@ -20,7 +19,6 @@ __all__ = [
     "EmbeddingMoments",
     "GeometryMetric",
     "IntrinsicDimension",
-    "OutlierCoordinates",
     "TokenMoments",
     "default_metrics",
     "full_metrics",

@@ -10,7 +10,6 @@ from torchmetrics import Metric
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric, state_bytes
-from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
@@ -35,7 +34,6 @@ def default_metrics(
     discard_fraction: float = 0.1,
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
-    coordinates: bool = False,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
@@ -53,7 +51,6 @@ def default_metrics(
         discard_fraction: of `IntrinsicDimension`.
         id_batches: ``num_batches`` of `IntrinsicDimension`.
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
-        coordinates: `OutlierCoordinates`, too.
 
     Raises:
         ValueError: as these metrics do.
@@ -71,7 +68,6 @@ def default_metrics(
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
-        *([OutlierCoordinates(dim)] if coordinates else []),
     ]
 
 
@@ -82,18 +78,12 @@ vocabulary.
 So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
 """
 
-full_metrics = partial(
-    default_metrics,
-    spectrum=True,
-    id_batches=4,
-    anisotropy_batch=4096,
-    coordinates=True,
-)
+full_metrics = partial(default_metrics, spectrum=True, id_batches=4, anisotropy_batch=4096)
 """Every number there is: `default_metrics` with all that can be added to them.
 
 That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096
-rows, the intrinsic dimension as those over 4 such batches, and `OutlierCoordinates`. Each layer
-takes eigendecompositions of d × d matrices, and its sample holds 4 batches of rows.
+rows, and the intrinsic dimension as those over 4 such batches. Each layer takes
+eigendecompositions of d × d matrices, and its sample holds 4 batches of rows.
 """
 
 

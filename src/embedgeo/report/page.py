@@ -16,11 +16,10 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
-from embedgeo.formatting import listed, write_csv
+from embedgeo.formatting import listed
 from embedgeo.glossary import in_order, term
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
@@ -35,20 +34,8 @@ _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 
 
-class TableData(NamedTuple):
-    """A table for the page: the name of its file, its title, its cells as they are shown, their
-    values, a text.
-    """
-
-    name: str
-    caption: str
-    cells: pd.DataFrame
-    numbers: pd.DataFrame
-    text: str
-
-
 class PageFigure(NamedTuple):
-    """A figure on the page, or a table in its place, whose caption is ``alt``."""
+    """A figure on the page."""
 
     name: str
     picture: str  # the PNG in base64; empty where the budget is spent
@@ -56,7 +43,6 @@ class PageFigure(NamedTuple):
     height: int
     alt: str
     text: str
-    table: pd.DataFrame | None = None
     has_plot: bool = False  # its lines are among the page's numbers
 
 
@@ -80,28 +66,22 @@ class Panel(NamedTuple):
 
 
 class FigureWriter:
-    """Saves figures in a new folder (tables beside it), and puts them onto the page until the
-    budget is spent.
-    """
+    """Saves figures in a new folder, and puts them onto the page until the budget is spent."""
 
     def __init__(self, folder: Path) -> None:
-        for each in (folder, folder.with_name("tables")):  # that of an earlier report goes
-            each.mkdir()
+        folder.mkdir()
         self.folder = folder
         self.plots = Plots()
         self._left = BUDGET
         self._names: set[str] = set()
 
-    def add(self, data: FigureData | TableData, label: str = "") -> PageFigure:
-        """Save a figure or a table under its name and the label of its run."""
+    def add(self, data: FigureData, label: str = "") -> PageFigure:
+        """Save a figure under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
         whole = "-".join(filter(None, words)).encode()[:_LONGEST_NAME].decode(errors="ignore")
         numbered = (whole, *(f"{whole}-{number}" for number in range(2, len(self._names) + 3)))
         name = next(name for name in numbered if name.lower() not in self._names)
         self._names.add(name.lower())
-        if isinstance(data, TableData):
-            write_csv(data.numbers, self.folder.with_name("tables") / f"{name}.csv")
-            return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
         before = self.plots.size
         picture = picture if len(picture) <= self._left else ""

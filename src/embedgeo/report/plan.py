@@ -7,23 +7,17 @@ from itertools import chain, islice
 from embedgeo.drawing import FigureData, resized
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report import comparison, figures
-from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel, TableData
+from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
 from embedgeo.report.token_types import mean_against_variance, types_of
-from embedgeo.report.variance import (
-    COORDINATES_TEXT,
-    SPECTRA_TEXT,
-    coordinate_tables,
-    spectra_figures,
-)
+from embedgeo.report.variance import SPECTRA_TEXT, spectra_figures
 
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
 _IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
 _GLANCE = 5  # metrics that have a small figure at the top
 _SMALL = 3.1, 3.6  # inches of those figures
 
-Drawn = FigureData | TableData
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
@@ -47,7 +41,7 @@ def page_plan(
     drawn = in_order(metrics) if metrics else _drawn_metrics(runs)
     losses = comparison.training_losses(runs) if is_whole else ()
 
-    def section(title: str, draw: Callable[[Run], Iterable[Drawn]], text: str = "") -> Plan:
+    def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
         return [(title, lambda: Panel("", "", text, _groups(runs, writer, draw)))]
 
@@ -74,7 +68,6 @@ def page_plan(
         *earlier,
         *section("Spectrum", spectra_figures, SPECTRA_TEXT),
         *section("Token types", token_types),
-        *section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
         *of_metrics("More metrics", drawn[MAIN:]),
     ]
 
@@ -129,7 +122,7 @@ def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, has_ma
 
 
 def _groups(
-    runs: Sequence[Run], writer: FigureWriter, draw: Callable[[Run], Iterable[Drawn]]
+    runs: Sequence[Run], writer: FigureWriter, draw: Callable[[Run], Iterable[FigureData]]
 ) -> list[Group]:
     """The figures of each run that has any, under its label if there are several."""
     added: dict[str, list[PageFigure]] = {}

@@ -44,7 +44,6 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "token_tables",
     "spectrum",
     "count_special",  # what texts begin with says it
-    "coordinates",
     "model_class",
     "trust_remote_code",
     "by",

@@ -1,7 +1,6 @@
-"""How variance is spread: figures of eigenvalue spectra, and a table of the largest coordinates."""
+"""How variance is spread: figures of eigenvalue spectra."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import number
 from embedgeo.glossary import GAUSSIAN
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
-from embedgeo.report.page import TableData
 from embedgeo.report.runs import Run
 
 SPECTRA_TEXT = (
@@ -21,21 +19,12 @@ SPECTRA_TEXT = (
     "above it is a direction that stands out. A straight line is a power law, whose exponent "
     "α-ReQ is."
 )
-COORDINATES_TEXT = (
-    "A coordinate is an entry of the hidden state, numbered from 0. In trained models a few of "
-    "them may hold most of the variance, or of the mean cosine, which then say little about all "
-    "the others. Massive activations are entries thousands of times as large as most, often at "
-    "the first position of every sequence, where attention sinks are; without a BOS, elsewhere, "
-    "too."
-)
 
 _EIGENVALUES = 120  # that are drawn of each layer
 _WIDEST = 20_000  # width beyond which nothing is simulated
 # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _DEEPEST = 1e-9
 _OVER_MEAN = "λᵢ over their mean, V / d"
-_NAMED = 5  # coordinates of a layer
-_SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the mean cosine"}
 
 
 def read_spectrum(run: Run) -> tuple[int, pd.DataFrame] | None:
@@ -119,43 +108,3 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
     ax.set_xlim(1, max(2, shares.index.max()))
     draw.log_ticks(ax, low, high)
     ax.xaxis.set_major_formatter(draw.tick_label)
-
-
-def coordinate_tables(run: Run) -> Iterator[TableData]:
-    """The five coordinates with the largest share of V and of the mean cosine at each layer, at the
-    last step that has a table of them.
-    """
-    if (last := run.last_table("coordinates")) is None:
-        return
-    step, table = last
-    of_cosine = table["share_of_cosine"]
-    table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
-    is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
-    table = table[is_known].drop_duplicates(["layer", "coordinate"])
-    if table.empty:
-        return
-    ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
-    numbers = ranked["coordinate"].map("{:.0f}".format)
-    words = numbers + ": " + ranked["share"].map("{:.1%}".format)
-    cells = words.groupby([ranked["layer"], "by"]).agg(", ".join).unstack()
-    cells = cells.reindex(index=run.layers_in(table), columns=[*_SHARES]).fillna("")
-    of_variance: Any = ranked.loc["share_of_V"]
-    layer, _, coordinate, size = of_variance.nlargest(1, "share").iloc[0]
-    text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
-    yield TableData(
-        "coordinates-largest",
-        run.titled("The largest coordinates", step),
-        cells.rename(columns=_SHARES).reset_index(),
-        ranked.reset_index("by").set_index(["by", "layer", "rank"]),
-        text,
-    )
-
-
-def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
-    """The coordinates with the largest share at each layer: layer, rank from 1, coordinate and
-    share.
-    """
-    descending = table.dropna(subset=share).sort_values(share, ascending=False, kind="stable")
-    ranks = descending.groupby("layer").cumcount() + 1
-    ranked = descending.assign(rank=ranks, share=descending[share])
-    return ranked.loc[ranks <= _NAMED, ["layer", "rank", "coordinate", "share"]]

@@ -53,22 +53,10 @@ PAUSE = 50  # after writing, as a multiple of what it took: it takes at most som
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
-_COORDINATE = (
-    "mean",
-    "variance",
-    "share_of_M",
-    "share_of_V",
-    "share_of_cosine",
-    "kurtosis",
-    "max_abs",
-)
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
     "spectra": pa.schema(
         [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
-    ),
-    "coordinates": pa.schema(
-        [*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]
     ),
     "massive": pa.schema([*_LAYER, ("token_id", pa.int64()), ("n", pa.float64()), _TEXT]),
     "jackknife": pa.schema(
@@ -78,8 +66,7 @@ TABLES = {
 """Columns of the tables beside the records, by their folder.
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
-Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of
-coordinates: the largest ones, from 0; see `embedgeo.OutlierCoordinates.coordinates`. Of massive
+Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of massive
 rows: how many each token type has. Of the jackknife, by groups, of `IntrinsicDimension` those that
 have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
 """

@@ -70,9 +70,9 @@ def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[R
     """Records of the means over blocks of one measurement, with the standard errors unknown: see
     `MEANS`.
 
-    Each is over the blocks with a record of the metric, and NaN where one of these is. Places of
-    coordinates have no mean, nor have blocks beside a layer with its name, nor a side of which one
-    of the ``blocks`` has no record.
+    Each is over the blocks with a record of the metric, and NaN where one of these is. There is no
+    mean of blocks beside a layer with its name, nor of a side of which one of the ``blocks`` has no
+    record.
 
     >>> blocks = [
     ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
@@ -92,7 +92,7 @@ def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[R
     }
     together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record["layer"] in sides and not record["metric"].endswith("_top_coordinate"):
+        if record["layer"] in sides:
             together.setdefault((sides[record["layer"]], record["metric"]), []).append(record)
     means: list[Record] = []
     num_blocks = Counter(sides.values())

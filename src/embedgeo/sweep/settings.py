@@ -96,8 +96,6 @@ class SweepSettings:
             ``batch_size``.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer.
-        coordinates: also measure kurtosis and the largest entries of coordinates
-            (`embedgeo.OutlierCoordinates`), and write ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
             there are none. Also writes ``jackknife/<name>.parquet``, from which the report has the
             errors of changes between checkpoints.
@@ -158,7 +156,6 @@ class SweepSettings:
     skip_massive: bool | float = False
     massive: float = 4.0
     token_tables: bool = False
-    coordinates: bool = False
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
@@ -299,8 +296,7 @@ class SweepSettings:
         """
         kinds = ["tokens"] if self.token_tables else []
         kinds += ["spectra"] if self.spectrum else []
-        kinds += ["jackknife"] if self.jackknife else []
-        return [*kinds, "coordinates"] if self.coordinates else kinds
+        return [*kinds, "jackknife"] if self.jackknife else kinds
 
     @property
     def layer_patterns(self) -> list[str]:
