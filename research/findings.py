@@ -225,6 +225,11 @@ class Claim(NamedTuple):
     kinds: Sequence[str] = KINDS  # that it is about
     is_beside_decoder: bool = False  # the statistic is the decoder's less the own one
 
+    @property
+    def is_on_page(self) -> bool:
+        """A paper's, on the end of training; the others are in a file of their own."""
+        return bool(self.paper) and self.over in ("depth", "middle")
+
     def of_runs(self, frame: Frame) -> Array:
         """The statistic of each run."""
         if self.over == "middle":
@@ -305,7 +310,7 @@ CLAIMS = (
     ),
     Claim(
         RAZZHIGAEV,
-        "encoder: it spans less than the decoder's",
+        "encoder: spans less than the decoder's",
         "anisotropy",
         span,
         "depth",
@@ -328,7 +333,7 @@ CLAIMS = (
     Claim(YAMAGIWA, "V_W / V grows with depth", "V_W_over_V", tau, "depth", LEAST_TAU),
     Claim(
         YAMAGIWA,
-        "V falls with M over token types: slope",
+        "slope of V on M over types",
         "V_on_M_slope",
         None,
         "middle",
@@ -979,8 +984,8 @@ def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[s
     """All tables by their names."""
     found = {
         "models": models(losses, size),
-        "claims": claims(values, [claim for claim in CLAIMS if claim.paper]),
-        "demo": claims(values, [claim for claim in CLAIMS if not claim.paper]),
+        "claims": claims(values, [claim for claim in CLAIMS if claim.is_on_page]),
+        "demo": claims(values, [claim for claim in CLAIMS if not claim.is_on_page]),
         "neighbours": neighbours(values),
         "beyond": beyond_the_loss(values, losses),
         "equal loss": equal_loss(values, losses),
