@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
 from embedgeo.capture.meshes import sequence_mesh
@@ -248,7 +249,19 @@ class GeometryMonitor(Monitor, Callback):
         # a longer prefix is another's
         return bool(re.fullmatch(rf"{re.escape(self.prefix)}\.[^./]+/.*", tag))
 
+    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
+        """A probe goes the way of validation, whose stage hooks and forward passes ask for."""
+        state = self._trainer.state
+        stage = state.stage
+        state.stage = stage if as_training else RunningStage.VALIDATING
+        try:
+            return super()._run_model(batches, as_training=as_training)
+        finally:
+            state.stage = stage
+
     def _to_device(self, batch: Any) -> Any:
+        batch = self._trainer.precision_plugin.convert_input(batch)
+        batch = self._trainer.lightning_module._on_before_batch_transfer(batch)  # noqa: SLF001
         return self._trainer.strategy.batch_to_device(batch)
 
     def _forward(self, batch: Any) -> None:
