@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pandas as pd
 import pytest
+import pytorch_lightning
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
@@ -101,6 +102,19 @@ def test_what_a_module_logs_in_forward_is_of_training_alone(tmp_path):
     means = run.callback_metrics
     assert all(torch.equal(means[name], mean) for name, mean in plain.callback_metrics.items())
     assert "log" not in vars(run.lightning_module)
+
+
+class OfTheOther(pytorch_lightning.LightningModule):
+    training_step, configure_optimizers = TinyLM.training_step, TinyLM.configure_optimizers
+
+
+def test_the_trainer_of_the_other_package_is_refused(tmp_path):
+    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False}
+    run = pytorch_lightning.Trainer(
+        callbacks=[GeometryMonitor()], default_root_dir=tmp_path, **options
+    )
+    with pytest.raises(TypeError, match=r"got pytorch_lightning\.\S*Trainer\. .*import lightning"):
+        run.fit(OfTheOther(), loader())
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ class GeometryMonitor(Monitor, Callback):
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
-            is not.
+            is not; when training starts: the Trainer is one of the package ``pytorch_lightning``.
         ValueError: an argument is outside its range, or there is no probe for an `embedgeo.Drift`;
             when training starts: layers are not found, two metrics have the same key, or a
             ModelCheckpoint monitors values of training batches, which are those of the weights
@@ -150,6 +150,12 @@ class GeometryMonitor(Monitor, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                f"trainer must be one of the package lightning; got {type(trainer).__module__}."
+                f"{type(trainer).__qualname__}. Write import lightning in place of "
+                "import pytorch_lightning, for the module, callbacks and loggers, too."
+            )
         self._reset()  # Lightning loads the state of a checkpoint after setup
         for checkpoint in trainer.checkpoint_callbacks if self.probe is None else []:
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
@@ -286,8 +292,11 @@ class GeometryMonitor(Monitor, Callback):
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
+        metrics = self._trainer.callback_metrics
+        for tag in self._last_values.keys() - scalars.keys():
+            metrics.pop(tag, None)  # no value of these weights
         self._last_values = scalars
-        self._trainer.callback_metrics.update(_tensors(scalars))
+        metrics.update(_tensors(scalars))
         self._make_strict()
         logged = self._scalars(records)
         for logger in self._trainer.loggers:
