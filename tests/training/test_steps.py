@@ -233,6 +233,18 @@ def test_batches_of_a_step_that_was_taken_are_left_out_and_told_once(caplog):
     assert caplog.text.count("batches that come for step 0 after an optimizer has taken it") == 1
 
 
+def test_a_step_that_stands_still_while_weights_change_ends_measuring():
+    model, batch = gpt_neox().train(), token_batch()
+    with all_warnings() as caught, StepMonitor(model, 10, metrics=moments) as monitor:
+        for number in range(90):
+            with monitor.step(0, batch), torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(number >= 60)
+    (told,) = of_monitors(caught)
+    assert "step is still 0 in the 75th batch" in told
+    assert monitor.history == []
+
+
 @pytest.mark.parametrize("num_steps", [5, 6])
 def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(num_steps):
     model, batch = gpt_neox(), token_batch()

@@ -1,7 +1,7 @@
 """The monitor as a Lightning callback."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded, run_inside
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.weights import first_numbers, some_weights
+from embedgeo.training.weights import first_numbers
 
 # of ddp_spawn and ddp_fork: sends callback_metrics by a pipe that is read once processes have ended
 _WITH_PIPE = "_MultiProcessingLauncher"
@@ -125,13 +125,16 @@ class GeometryMonitor(Monitor, Callback):
     """
 
     _trainer: Trainer  # while it trains
+    _step_rule = (
+        "trainer.global_step does not count this optimizer. Call step() of those that "
+        "self.optimizers() returns."
+    )
 
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
         self._made_lenient: list[EarlyStopping] = []
-        self._watched: Sequence[Tensor] = []  # a few parameters
-        self._left: list[Tensor] = []  # numbers of these after the last batch
+        self._left: list[Tensor] = []  # numbers of a few parameters after the last batch
         self._are_moved = False  # by the run itself, after each batch
 
     @property
@@ -152,9 +155,9 @@ class GeometryMonitor(Monitor, Callback):
             return
         if not isinstance(trainer, Trainer):
             raise TypeError(
-                f"trainer must be one of the package lightning; got {type(trainer).__module__}."
-                f"{type(trainer).__qualname__}. Write import lightning in place of "
-                "import pytorch_lightning, for the module, callbacks and loggers, too."
+                f"trainer must be one of the package lightning; got one of "
+                f"{type(trainer).__module__}. Write import lightning in place of import "
+                "pytorch_lightning, for the module, callbacks and loggers, too."
             )
         self._reset()  # Lightning loads the state of a checkpoint after setup
         for checkpoint in trainer.checkpoint_callbacks if self.probe is None else []:
@@ -183,7 +186,6 @@ class GeometryMonitor(Monitor, Callback):
             folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
-        self._watched = some_weights(pl_module) if self.measure_last else []
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -205,7 +207,8 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
-        self._left = first_numbers(self._watched)
+        if self.measure_last:
+            self._left = first_numbers(self._watched)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch
@@ -242,7 +245,7 @@ class GeometryMonitor(Monitor, Callback):
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
-        self._watched, self._left = [], []
+        self._left = []
         if hasattr(self, "_trainer"):
             del self._trainer
 
