@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from hashlib import blake2b
 from typing import Any
 
@@ -13,6 +14,7 @@ from embedgeo.capture.torch_names import local_part, version
 
 _ITERATOR = "_iterator"  # of a loader with persistent workers: it has one
 _NUM_WINDOWS = 8  # whose sizes tell a full one
+_FEW = 16  # elements, which are all looked at
 
 
 class LastBatches:
@@ -36,7 +38,8 @@ class LastBatches:
             self._end_step()
         while self._recent and self._recent[0][0] <= step - self._window:
             del self._recent[0]
-        self._recent.append((step, batch, _versions(batch), [*_parts(batch)]))
+        kept = copy(batch) if isinstance(batch, Mapping | list) else batch  # a step may pop from it
+        self._recent.append((step, kept, _versions(kept), [*_parts(kept, Tensor)]))
 
     def full(self) -> list[Any]:
         """The batches of the last full window; empty if there are none."""
@@ -56,29 +59,28 @@ class LastBatches:
             self._full = [*self._recent]
 
 
-def _parts(batches: object) -> Iterator[Any]:
-    """What is in batches, within dicts, lists and tuples."""
-    waiting = [batches]
-    while waiting:
-        each: Any = waiting.pop()
-        if isinstance(each, Mapping | list | tuple):
-            waiting += each.values() if isinstance(each, Mapping) else each
-        else:
-            yield each
+def _parts(batches: object, kinds: Any) -> Iterator[Any]:
+    """What is of these kinds in batches, within dicts, lists and tuples. Long ones of numbers, say,
+    are told by their first element.
+    """
+    if isinstance(batches, kinds):
+        yield batches
+    elif isinstance(batches, Mapping | list | tuple):
+        first = batches
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if len(batches) <= _FEW or isinstance(first, Mapping | kinds):
+            for each in batches.values() if isinstance(batches, Mapping) else batches:
+                yield from _parts(each, kinds)
 
 
 def _versions(batch: object) -> list[object]:
-    return [(id(each), version(each)) for each in _parts(batch) if isinstance(each, Tensor)]
+    return [(id(each), version(each)) for each in _parts(batch, Tensor)]
 
 
-def _num_sequences(batch: Any) -> int:
-    """Length of the first tensor in a batch; 0 where none is found."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 0
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(batch, Mapping | list | tuple):
-        return next(filter(None, map(_num_sequences, parts)), 0)
-    return 0
+def _num_sequences(batch: object) -> int:
+    """Length of the first tensor in a batch that has one; 0 where there is none."""
+    return next((len(each) for each in _parts(batch, Tensor) if each.ndim and len(each)), 0)
 
 
 def digest(batches: object) -> int:
@@ -88,10 +90,10 @@ def digest(batches: object) -> int:
     which each rank has a part, or without bytes, as sparse ones.
     """
     hashed = blake2b(digest_size=8)
-    for each in _parts(batches):
+    for each in _parts(batches, Tensor | str):
         if isinstance(each, str):
             hashed.update(each.encode())
-        elif isinstance(each, Tensor) and local_part(each) is each:
+        elif local_part(each) is each:
             hashed.update(f"{each.dtype} {each.shape}".encode())
             with suppress(RuntimeError):
                 hashed.update(each.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,7 +1,7 @@
 """The monitor as a Lightning callback."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
 from embedgeo.capture.meshes import sequence_mesh
@@ -18,7 +19,7 @@ from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded, run_inside
 from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.weights import first_numbers, some_weights
+from embedgeo.training.weights import first_numbers
 
 # of ddp_spawn and ddp_fork: sends callback_metrics by a pipe that is read once processes have ended
 _WITH_PIPE = "_MultiProcessingLauncher"
@@ -110,7 +111,7 @@ class GeometryMonitor(Monitor, Callback):
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
-            is not.
+            is not; when training starts: the Trainer is one of the package ``pytorch_lightning``.
         ValueError: an argument is outside its range, or there is no probe for an `embedgeo.Drift`;
             when training starts: layers are not found, two metrics have the same key, or a
             ModelCheckpoint monitors values of training batches, which are those of the weights
@@ -124,13 +125,16 @@ class GeometryMonitor(Monitor, Callback):
     """
 
     _trainer: Trainer  # while it trains
+    _step_rule = (
+        "trainer.global_step does not count this optimizer. Call step() of those that "
+        "self.optimizers() returns."
+    )
 
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
         self._made_lenient: list[EarlyStopping] = []
-        self._watched: Sequence[Tensor] = []  # a few parameters
-        self._left: list[Tensor] = []  # numbers of these after the last batch
+        self._left: list[Tensor] = []  # numbers of a few parameters after the last batch
         self._are_moved = False  # by the run itself, after each batch
 
     @property
@@ -149,6 +153,12 @@ class GeometryMonitor(Monitor, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                f"trainer must be one of the package lightning; got one of "
+                f"{type(trainer).__module__}. Write import lightning in place of import "
+                "pytorch_lightning, for the module, callbacks and loggers, too."
+            )
         self._reset()  # Lightning loads the state of a checkpoint after setup
         for checkpoint in trainer.checkpoint_callbacks if self.probe is None else []:
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
@@ -176,7 +186,6 @@ class GeometryMonitor(Monitor, Callback):
             folder=folder,
             batches_a_step=trainer.accumulate_grad_batches,
         )
-        self._watched = some_weights(pl_module) if self.measure_last else []
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -198,7 +207,8 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
-        self._left = first_numbers(self._watched)
+        if self.measure_last:
+            self._left = first_numbers(self._watched)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch
@@ -235,7 +245,7 @@ class GeometryMonitor(Monitor, Callback):
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
-        self._watched, self._left = [], []
+        self._left = []
         if hasattr(self, "_trainer"):
             del self._trainer
 
@@ -248,7 +258,19 @@ class GeometryMonitor(Monitor, Callback):
         # a longer prefix is another's
         return bool(re.fullmatch(rf"{re.escape(self.prefix)}\.[^./]+/.*", tag))
 
+    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
+        """A probe goes the way of validation, whose stage hooks and forward passes ask for."""
+        state = self._trainer.state
+        stage = state.stage
+        state.stage = stage if as_training else RunningStage.VALIDATING
+        try:
+            return super()._run_model(batches, as_training=as_training)
+        finally:
+            state.stage = stage
+
     def _to_device(self, batch: Any) -> Any:
+        batch = self._trainer.precision_plugin.convert_input(batch)
+        batch = self._trainer.lightning_module._on_before_batch_transfer(batch)  # noqa: SLF001
         return self._trainer.strategy.batch_to_device(batch)
 
     def _forward(self, batch: Any) -> None:
@@ -273,8 +295,11 @@ class GeometryMonitor(Monitor, Callback):
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
+        metrics = self._trainer.callback_metrics
+        for tag in self._last_values.keys() - scalars.keys():
+            metrics.pop(tag, None)  # no value of these weights
         self._last_values = scalars
-        self._trainer.callback_metrics.update(_tensors(scalars))
+        metrics.update(_tensors(scalars))
         self._make_strict()
         logged = self._scalars(records)
         for logger in self._trainer.loggers:

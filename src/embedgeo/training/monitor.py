@@ -64,6 +64,7 @@ from embedgeo.training.plan import (
     plan_sentences,
     without_tables,
 )
+from embedgeo.training.weights import first_numbers, some_weights
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
+_WATCHED_BATCHES = 25  # of one step, after which the weights are compared
 _OF_ONE_RANK = "on_error", "folder", "pictures", "scalars"  # options that may differ
 
 
@@ -204,6 +206,7 @@ class Monitor(ABC):
     limit of the default process group. A rank that is not there by then loses the measurement."""
 
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
+    _step_rule = "step must be the number of optimizer steps taken."
 
     def __post_init__(self) -> None:
         options = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -303,10 +306,13 @@ class Monitor(ABC):
         # scheduled steps up to this one are done; None before the start
         self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
-        self._attached_step: int | None = None  # of the last batch that was measured
         self._has_lost_rows = False  # by an exception in a batch of it
         self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
+        self._now = -1  # the step of the last batch
+        self._num_batches = 0  # of that step, so far
+        self._watched: Sequence[Tensor] = []  # a few parameters
+        self._numbers: list[Tensor] = []  # of these, some batches ago
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
@@ -390,6 +396,7 @@ class Monitor(ABC):
             self._fail(error)
         self._run = run
         self._first_step = step
+        self._watched = some_weights(run.model)
         if self._geometry is None:
             self._window_start = None
             return
@@ -579,8 +586,12 @@ class Monitor(ABC):
 
     @_guarded
     def _before_batch(self, step: int, batch: Any) -> None:
+        self._num_batches = self._num_batches + 1 if step == self._now else 1
+        self._now = step
         if self._geometry is None:
             return
+        if self._num_batches % _WATCHED_BATCHES == 0:
+            self._require_still_weights()
         if not (self._opened or self._open(batch)):
             return
         if self._keeps_batches and batch is not None:
@@ -593,10 +604,22 @@ class Monitor(ABC):
                 self._window_start = step
         if self._window_start is not None:
             with self._own_work():
-                if step != self._attached_step:
+                if self._num_batches == 1:
                     self._geometry.probe.forget_weights()
-                    self._attached_step = step
                 self._attach(batch)
+
+    def _require_still_weights(self) -> None:
+        """Raise ValueError, with nothing kept, if the weights change on and on within a step."""
+        before, self._numbers = self._numbers, first_numbers(self._watched)
+        has_before = self._num_batches > _WATCHED_BATCHES
+        if has_before and not all(map(torch.equal, before, self._numbers)):
+            self._detach()
+            self._geometry = self._window_start = None
+            self._last_batches = LastBatches(self.schedule.window)
+            raise ValueError(
+                f"step is still {self._now} in the {self._num_batches}th batch, while weights have "
+                f"changed: {self._step_rule}"
+            )
 
     def _take_due(self, step: int) -> bool:
         """Tell whether there is a scheduled step up to this one that has not been taken yet, and
@@ -686,6 +709,7 @@ class Monitor(ABC):
         self._run = None
         self._geometry = None
         self._last_batches = LastBatches(self.schedule.window)
+        self._watched, self._numbers = [], []
 
     @_guarded
     def _close_file(self) -> None:

@@ -117,8 +117,6 @@ class StepMonitor(Monitor):
         getattr(log, "experiment", None)
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
-        self._now = -1
-        self._watched = some_weights(model)
         self._at_start: list[object] = []  # their states when its first batch began
         self._are_trained = False  # have changed from step to step
         self._is_inside = False
@@ -259,10 +257,6 @@ class StepMonitor(Monitor):
                 "measured: step must be the number of optimizer steps taken."
             )
         self._has_stepped = False
-        if step != self._now:
-            before, self._at_start = self._at_start, states(self._watched)
-            self._are_trained |= bool(before) and before != self._at_start
-        self._now = step
         if self._is_closed:
             self._warn("step after close measures nothing. Make another StepMonitor.")
             return
@@ -279,6 +273,9 @@ class StepMonitor(Monitor):
                 first_step=1,  # where a loop counts from 1
             )
             self._start(run, step)
+        if step != self._now:
+            before, self._at_start = self._at_start, states(self._watched)
+            self._are_trained |= bool(before) and before != self._at_start
         if self._last_step is not None and step < self._last_step:
             last_step = self._last_step
             if self._window_start is not None:
