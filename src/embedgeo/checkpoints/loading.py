@@ -318,17 +318,12 @@ def load_model(
 
 
 def _fill_buffers(model: Any) -> None:
-    """Make the buffers that no file has as the code that comes with a model does: transformers
-    leaves what is in memory in those of other classes than its own.
+    """Make the buffers that no file has as a class of others than transformers makes them: such a
+    class need not fill them when weights are loaded, and they hold what is in memory.
     """
-    modules = dict(model.named_modules())
     buffers = dict(model.named_buffers())
-    unknown = [
-        name
-        for name in buffers.keys() - model.state_dict().keys()
-        if not type(modules[name.rpartition(".")[0]]).__module__.startswith("transformers.")
-    ]
-    if unknown:
+    unknown = buffers.keys() - model.state_dict().keys()
+    if unknown and not type(model).__module__.startswith("transformers."):
         with kept_random_states():
             own = dict(type(model)(model.config).named_buffers())
         for name in unknown:
