@@ -194,6 +194,14 @@ def config_with(**changes):
     return {"config.json": json.dumps({**config, **changes}).encode()}
 
 
+def weights_in_two_files():
+    names = ["model-1-of-2.safetensors", "model-2-of-2.safetensors"]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    data = dict.fromkeys(names, checkpoint_files(1)["model.safetensors"])
+    index_file = {"model.safetensors.index.json": json.dumps(index).encode()}
+    return {"model.safetensors": None, **data, **index_file}
+
+
 ENDLESS = {"num_hidden_layers": 10**12}
 
 
@@ -210,6 +218,7 @@ def weights_of_a_wrapper():
         (config_with(hidden_size=10**7), "must fit the weights"),
         (config_with(vocab_size=10**12), "must fit the weights"),
         (config_with(hidden_size=10**30), "config.json"),
+        (weights_in_two_files(), r"in one file; model-2-of-2\.safetensors holds .* again"),
         (weights_of_a_wrapper(), "Its keys have '_orig_mod.', as the state dict of a"),
         (config_with(num_hidden_layers=1), r"not the model's: gpt_neox\.layers\.1\."),
         (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),

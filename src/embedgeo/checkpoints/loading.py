@@ -288,7 +288,13 @@ def load_model(
     require_whole_index(folder, contents.weights)
     types: dict[str, str] = {}
     for file in weight_files(contents.weights):
-        types |= weight_types(folder / file.name)
+        held = weight_types(folder / file.name)
+        if several := sorted(types.keys() & held):
+            raise ValueError(
+                f"each weight must be in one file; {file.name} holds {listed(several, 2)} again. "
+                "Save the model anew."
+            )
+        types |= held
     config = load_config(folder, trust_remote_code=trust_remote_code)
     require_text(config)
     with _explaining(folder / "config.json"):
