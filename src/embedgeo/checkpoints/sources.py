@@ -39,8 +39,11 @@ _STEP = re.compile(
     r"(?![^a-z\d]\d(?![\d.]*[mbt]t?(?![a-z0-9])))",  # of two numbers neither is known to be it
     re.IGNORECASE,
 )
+# a number in m or b is the model's size, unless "tokens" or a t is beside it, or a step in k before
 _TOKENS = re.compile(
-    r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE
+    r"(?:(?<=\dk)[-_]|[-_]tokens?[-_]?|[-_](?=[\d.]+(?:[mb]?t|[mb][-_]tokens?)))"
+    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])",
+    re.IGNORECASE,
 )
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
@@ -81,11 +84,12 @@ def parse_position(name: str) -> Position | None:
     matches = list(_STEP.finditer(name))
     if not matches:
         return None
-    match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
+    match = max(matches, key=lambda m: ("step" in m[0].lower(), "iter" in m[0].lower(), m.start()))
     after = name[match.end() :]
-    tokens = _TOKENS.search(after)
-    series = _EPOCH.sub("", name[: match.start("number")]) + _TOKENS.sub("", after, count=1)
-    return Position(_amount(match), None if tokens is None else _amount(tokens), series)
+    if tokens := _TOKENS.search(name, match.end()):
+        after = name[match.end() : tokens.start()] + name[tokens.end() :]
+    series = _EPOCH.sub("", name[: match.start("number")]) + after
+    return Position(_amount(match), tokens and _amount(tokens), series)
 
 
 def _amount(match: re.Match[str]) -> int:
