@@ -101,7 +101,8 @@ def test_local_folders_and_files(tmp_path):
     assert steps == [1, 8]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step1", "step8"]
     saved = Tiny()
-    write_files(tmp_path / "states", {"step5.pt": bin_file(saved.state_dict())})
+    states = {"step5.pt": bin_file(saved.state_dict()), "config.json": b"{}"}
+    write_files(tmp_path / "states", states)
     with pytest.raises(ValueError, match=r"model_class must name .*step5\.pt"):
         embedgeo.iter_checkpoints(str(tmp_path / "states"))
     for model_class in (Tiny, f"{__name__}:Tiny"):

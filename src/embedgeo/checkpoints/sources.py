@@ -404,7 +404,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     place = folder
     if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
         place /= "checkpoints"  # of a Lightning logger's folder of a run
-    is_model = (place / "config.json").is_file()
+    is_model = (place / "config.json").is_file() and _has_weights(place)
     # beside a checkpoint's weights, DeepSpeed keeps its optimizer in a folder of the same step
     hidden = (".", "global_step") if is_model else "."
     candidates = (
@@ -532,11 +532,16 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
         return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
+    return not positions or _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Tell a folder that is a model from one where a configuration is beside checkpoints."""
     with suppress(ValueError):  # it is named when it is read
         try:
             local_files(folder)
-        except FileNotFoundError:  # beside the checkpoints, the configuration alone
-            return not positions
+        except FileNotFoundError:
+            return False
     return True
 
 
