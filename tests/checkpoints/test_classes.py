@@ -23,6 +23,7 @@ from transformers import (
     GPT2LMHeadModel,
     GPT2Model,
     LlamaConfig,
+    LlamaModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Qwen2VLConfig,
@@ -61,6 +62,7 @@ CLASSES = {
     "AutoModelForCausalLM": "MineForCausalLM",
     "AutoModelForSequenceClassification": "MineForCausalLM",
 }
+TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64}
 UNDECIDED = "auto_map names code that comes with the model; --trust-remote-code true runs"
 
 
@@ -120,6 +122,18 @@ def test_a_class_that_transformers_does_not_have_is_refused_unless_it_is_registe
     registered = MODEL_FOR_CAUSAL_LM_MAPPING._extra_content
     monkeypatch.setitem(registered, GPT2Config, Mine)
     assert type(load(tmp_path)) is Mine
+
+
+class Rotary(LlamaModel):
+    def _init_weights(self, module):
+        """Fill no buffers, as classes written for earlier versions of transformers."""
+
+
+def test_buffers_of_a_class_of_ones_own_are_those_that_it_makes(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODEL_FOR_CAUSAL_LM_MAPPING._extra_content, LlamaConfig, Rotary)
+    made = Rotary(LlamaConfig(**TEXT))
+    made.save_pretrained(tmp_path)
+    assert torch.equal(load(tmp_path).rotary_emb.inv_freq, made.rotary_emb.inv_freq)
 
 
 @pytest.mark.usefixtures("modules")
@@ -223,7 +237,6 @@ def test_a_classifier_or_a_body_alone_is_loaded_without_a_head(tmp_path, saved):
         assert loaded.state_dict().keys() == saved.base_model.state_dict().keys()
 
 
-TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64}
 DECODER = {**TEXT, "head_dim": 8, "num_key_value_heads": 1}
 IMAGES = {**SIZES, "image_size": 28, "patch_size": 14}
 PATCHES = {"embed_dim": 16, "depth": 1, "num_heads": 2, "hidden_size": 16, "patch_size": 14}

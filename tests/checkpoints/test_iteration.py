@@ -101,7 +101,8 @@ def test_local_folders_and_files(tmp_path):
     assert steps == [1, 8]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step1", "step8"]
     saved = Tiny()
-    write_files(tmp_path / "states", {"step5.pt": bin_file(saved.state_dict())})
+    states = {"step5.pt": bin_file(saved.state_dict()), "config.json": b"{}"}
+    write_files(tmp_path / "states", states)
     with pytest.raises(ValueError, match=r"model_class must name .*step5\.pt"):
         embedgeo.iter_checkpoints(str(tmp_path / "states"))
     for model_class in (Tiny, f"{__name__}:Tiny"):
@@ -139,11 +140,12 @@ class Tied(torch.nn.Sequential):
         self[1].weight = self[0].weight
 
 
-def test_two_values_of_one_parameter_are_refused(tmp_path):
+def test_two_values_of_one_parameter_are_refused_and_nan_is_one(tmp_path):
     saved = Tied().state_dict()
+    saved["1.weight"][0] = torch.nan
     write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": saved["1.weight"].clone()})})
     checkpoint = only(tmp_path, model_class=Tied)
-    assert torch.equal(checkpoint.load()[1].weight, saved["1.weight"])
+    assert checkpoint.load()[1].weight.isnan().sum() == 3
     write_files(tmp_path, {"step5.pt": bin_file({**saved, "0.weight": -saved["1.weight"]})})
     with pytest.raises(
         ValueError, match=r"step5\.pt must have one .*; 0\.weight and 1\.weight dif"
@@ -194,6 +196,14 @@ def config_with(**changes):
     return {"config.json": json.dumps({**config, **changes}).encode()}
 
 
+def weights_in_two_files():
+    names = ["model-1-of-2.safetensors", "model-2-of-2.safetensors"]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    data = dict.fromkeys(names, checkpoint_files(1)["model.safetensors"])
+    index_file = {"model.safetensors.index.json": json.dumps(index).encode()}
+    return {"model.safetensors": None, **data, **index_file}
+
+
 ENDLESS = {"num_hidden_layers": 10**12}
 
 
@@ -210,6 +220,7 @@ def weights_of_a_wrapper():
         (config_with(hidden_size=10**7), "must fit the weights"),
         (config_with(vocab_size=10**12), "must fit the weights"),
         (config_with(hidden_size=10**30), "config.json"),
+        (weights_in_two_files(), r"in one file; model-2-of-2\.safetensors holds .* again"),
         (weights_of_a_wrapper(), "Its keys have '_orig_mod.', as the state dict of a"),
         (config_with(num_hidden_layers=1), r"not the model's: gpt_neox\.layers\.1\."),
         (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),

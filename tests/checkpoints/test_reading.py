@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import jsonargparse
 import pytest
 import torch
+import transformers
 
 from embedgeo.checkpoints.files import (
+    TOKENIZER_FILES,
+    VOCABULARIES,
     Contents,
     StoredFile,
     stored_step,
@@ -111,6 +114,16 @@ def test_code_on_the_hub_that_a_configuration_names_is_refused(tmp_path):
             write_files(tmp_path, {"config.json": json.dumps({"text": {key: named}}).encode()})
             with pytest.raises(ValueError, match=f"{key} must not name code on the Hub"):
                 load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["DebertaV2", "GPTNeoXJapanese", "Luke", "Phobert", "RoCBert"],
+)
+def test_the_files_of_each_kind_of_tokenizer_are_known(kind):
+    names = set(getattr(transformers, f"{kind}Tokenizer").vocab_files_names.values())
+    assert names <= TOKENIZER_FILES
+    assert (names - {"tokenizer.json"}) & VOCABULARIES
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):

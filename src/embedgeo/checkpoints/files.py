@@ -52,14 +52,22 @@ VOCABULARIES = frozenset(
         "tokenizer.model",
         "spiece.model",
         "sentencepiece.bpe.model",
+        "sentencepiece.model",
+        "spm.model",
     }
 )
 """Every tokenizer has at least one of these files."""
 TOKENIZER_FILES = VOCABULARIES | {
     "added_tokens.json",
+    "bpe.codes",
+    "dict.txt",
+    "emoji.json",
+    "entity_vocab.json",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer_config.json",
+    "word_pronunciation.json",
+    "word_shape.json",
 }
 # names under which files hold their step
 _STEPS = "global_step", "step", "iter_num", "iteration"

@@ -288,7 +288,13 @@ def load_model(
     require_whole_index(folder, contents.weights)
     types: dict[str, str] = {}
     for file in weight_files(contents.weights):
-        types |= weight_types(folder / file.name)
+        held = weight_types(folder / file.name)
+        if several := sorted(types.keys() & held):
+            raise ValueError(
+                f"each weight must be in one file; {file.name} holds {listed(several, 2)} again. "
+                "Save the model anew."
+            )
+        types |= held
     config = load_config(folder, trust_remote_code=trust_remote_code)
     require_text(config)
     with _explaining(folder / "config.json"):
@@ -318,17 +324,12 @@ def load_model(
 
 
 def _fill_buffers(model: Any) -> None:
-    """Make the buffers that no file has as the code that comes with a model does: transformers
-    leaves what is in memory in those of other classes than its own.
+    """Make the buffers that no file has as a class of others than transformers makes them: such a
+    class need not fill them when weights are loaded, and they hold what is in memory.
     """
-    modules = dict(model.named_modules())
     buffers = dict(model.named_buffers())
-    unknown = [
-        name
-        for name in buffers.keys() - model.state_dict().keys()
-        if not type(modules[name.rpartition(".")[0]]).__module__.startswith("transformers.")
-    ]
-    if unknown:
+    unknown = buffers.keys() - model.state_dict().keys()
+    if unknown and not type(model).__module__.startswith("transformers."):
         with kept_random_states():
             own = dict(type(model)(model.config).named_buffers())
         for name in unknown:
@@ -477,7 +478,8 @@ def _require_as_stored(
     for key, value in model.state_dict().items():
         if key in weights and isinstance(value, torch.Tensor) and value.numel():
             other = first.setdefault((value.data_ptr(), value.shape), key)
-            if not torch.equal(weights[key], weights[other]):
+            one, two = weights[key], weights[other]
+            if key != other and not ((one == two) | (one.isnan() & two.isnan())).all():
                 raise ValueError(
                     f"{name} must have one value for one parameter; {other} and {key} differ, "
                     "which the model ties. Give a model_class that does not."

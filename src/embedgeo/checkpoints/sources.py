@@ -39,8 +39,11 @@ _STEP = re.compile(
     r"(?![^a-z\d]\d(?![\d.]*[mbt]t?(?![a-z0-9])))",  # of two numbers neither is known to be it
     re.IGNORECASE,
 )
+# a number in m or b is the model's size, unless "tokens" or a t is beside it, or a step in k before
 _TOKENS = re.compile(
-    r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE
+    r"(?:(?<=\dk)[-_]|[-_]tokens?[-_]?|[-_](?=[\d.]+(?:[mb]?t|[mb][-_]tokens?)))"
+    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])",
+    re.IGNORECASE,
 )
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
@@ -81,11 +84,12 @@ def parse_position(name: str) -> Position | None:
     matches = list(_STEP.finditer(name))
     if not matches:
         return None
-    match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
+    match = max(matches, key=lambda m: ("step" in m[0].lower(), "iter" in m[0].lower(), m.start()))
     after = name[match.end() :]
-    tokens = _TOKENS.search(after)
-    series = _EPOCH.sub("", name[: match.start("number")]) + _TOKENS.sub("", after, count=1)
-    return Position(_amount(match), None if tokens is None else _amount(tokens), series)
+    if tokens := _TOKENS.search(name, match.end()):
+        after = name[match.end() : tokens.start()] + name[tokens.end() :]
+    series = _EPOCH.sub("", name[: match.start("number")]) + after
+    return Position(_amount(match), tokens and _amount(tokens), series)
 
 
 def _amount(match: re.Match[str]) -> int:
@@ -400,7 +404,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     place = folder
     if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
         place /= "checkpoints"  # of a Lightning logger's folder of a run
-    is_model = (place / "config.json").is_file()
+    is_model = (place / "config.json").is_file() and _has_weights(place)
     # beside a checkpoint's weights, DeepSpeed keeps its optimizer in a folder of the same step
     hidden = (".", "global_step") if is_model else "."
     candidates = (
@@ -528,11 +532,16 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
         return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
+    return not positions or _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Tell a folder that is a model from one where a configuration is beside checkpoints."""
     with suppress(ValueError):  # it is named when it is read
         try:
             local_files(folder)
-        except FileNotFoundError:  # beside the checkpoints, the configuration alone
-            return not positions
+        except FileNotFoundError:
+            return False
     return True
 
 
