@@ -380,11 +380,22 @@ def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2, 4]
 
 
-def test_what_is_not_measured_again_at_the_step_of_a_resumption_stays(tmp_path):
-    model = small_model()
-    state = looped(tmp_path, range(3), model=model)
-    looped(tmp_path, range(2, 5), 2, state, model, layers="0")
-    assert {*read(tmp_path).query("step == 2")["layer"]} == {"00", "01"}
+def test_the_step_of_a_resumption_has_records_of_one_measurement_alone(tmp_path):
+    def written_at_two(records, start=0):
+        file = HistoryFile(tmp_path, start=start, run="1")
+        file.add(records)
+        file.close()
+        at_two = read(tmp_path).query("step == 2")
+        return set(zip(at_two["layer"], at_two["metric"], at_two["value"], strict=True))
+
+    both = ("V", "V_without_massive")
+    first = {(layer, metric, 1.0) for layer in ("embed", "block.00") for metric in both}
+    assert written_at_two(layer_records(2, metrics=both)) == first
+    assert written_at_two(layer_records(4), start=2) == first  # which measures nothing at 2
+    (tmp_path / "history.parquet").unlink()
+    written_at_two(layer_records(2, metrics=both))
+    assert written_at_two(layer_records(2, 9.0, layers=["embed"]), start=2) == {("embed", "V", 9.0)}
+    assert [*written(tmp_path)] == ["history.parquet"]
 
 
 def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):

@@ -75,7 +75,6 @@ _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _WRITER = "writer"
 _RUN = "run"
-_KEY = ["step", "layer", "metric"]  # of a record
 # of an origin: they change no value at a layer
 _WITHOUT_EFFECT = {"date", "model", "layers", "jackknife", "embedgeo", "torch"}
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
@@ -181,14 +180,13 @@ class HistoryFile:
     prefix is another.
 
     Records of earlier steps than the first one that is added stay in it, up to the step at which
-    the run ``start``s, so that a resumed run goes on with it. Records of ``start`` itself are
-    replaced by those that measure the same again. Nothing else is dropped: if the file has other
-    records of later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So
-    it is if it is of another ``run`` (an id; "": the file's), or if what its values depend on
-    differs, or if no id says that it goes on and it has other layers, or the layers other widths:
-    nothing of it stays then. What is no history is kept beside it, too, with a warning. If
-    another monitor has written in its place since, this one goes on in the next free file, with a
-    warning.
+    the run ``start``s, so that a resumed run goes on with it. All records of ``start`` itself are
+    replaced where it is measured again. Nothing else is dropped: if the file has other records of
+    later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So it is if it
+    is of another ``run`` (an id; "": the file's), or if what its values depend on differs, or if no
+    id says that it goes on and it has other layers, or the layers other widths: nothing of it stays
+    then. What is no history is kept beside it, too, with a warning. If another monitor has written
+    in its place since, this one goes on in the next free file, with a warning.
 
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
     the next file of this process at its path, or the interpreter's exit. Records are held until
@@ -305,9 +303,7 @@ class HistoryFile:
         self.origin = {**(origin if goes_on else {}), **self.origin}
         self.run = self.run or run or self._own
         steps = written["step"]
-        is_measured_again = pd.concat([added, written]).duplicated(_KEY)[len(added) :]
         stays = (steps < added["step"][0]) & (steps <= self._start)
-        stays |= (steps == self._start) & ~is_measured_again
         later = written[~stays & (steps != self._start)]
         is_again = pd.concat([added, later]).duplicated()[len(added) :]
         if not (goes_on and is_again.all()):

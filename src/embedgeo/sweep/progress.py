@@ -49,6 +49,7 @@ class Sweep:
         self._width = min(max(20, *(len(each.name) for each in self.plan.checkpoints)), 40)
         self._started = time.monotonic()
         self._printed: set[str] = set()
+        self._header: list[str] = []  # the last one that was printed
         self._are_findings_printed = False
         self._next_rebuild = time.monotonic()
 
@@ -211,9 +212,10 @@ class Sweep:
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
-        self.print_once(
-            "  ".join([f"{'':9}{'means over blocks':<{self._width}}", *(f"{k:>8}" for k in cells)])
-        )
+        header = [f"{'':9}{'means over blocks':<{self._width}}", *(f"{key:>8}" for key in cells)]
+        if header != self._header:
+            self._header = header
+            self.print("  ".join(header))
         aligned = [f"{cell:>{max(8, len(key))}}" for key, cell in cells.items()]
         self.print("  ".join([self._numbered(checkpoint), *aligned]))
 
