@@ -224,7 +224,7 @@ def _chunk_moments(x: Tensor) -> Moments:
     norm = row_norms(rows[:, :dim])
     rows[:, dim] = norm
     mean = rows.mean(0)
-    direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
+    direction_n, direction_sum = directions(rows[:, :dim], norm)
     m2 = rows.sub_(mean).square_().sum(0)
     return Moments(
         n=rows.new_full((), n),
@@ -233,9 +233,21 @@ def _chunk_moments(x: Tensor) -> Moments:
         norm_mean=mean[dim],
         norm_m2=m2[dim],
         norm_max=norm.max(),
-        direction_n=torch.count_nonzero(norm).to(dtype),
+        direction_n=direction_n,
         direction_sum=direction_sum,
     )
+
+
+def directions(rows: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of rows, shape (n, d), that are not zero, and the sum of these scaled to norm 1,
+    shape (d,), given their norms.
+    """
+    return norm.count_nonzero().to(norm), norm.reciprocal().nan_to_num_(posinf=0) @ rows
+
+
+def mean_cosine(n: Tensor, direction_sum: Tensor) -> Tensor:
+    """The mean cosine of two distinct rows, of n, from what `directions` gives."""
+    return ratio(direction_sum.square().sum() - n, n * (n - 1))
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
@@ -289,14 +301,12 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     m2 = without_rounding(moments.m2, n, moments.mean)
     norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
     norm_mean = moments.norm_mean.where(n > 0, torch.nan)
-    directions = moments.direction_n
-    cosines = moments.direction_sum.square().sum() - directions
     total = m2.sum()
     top = (m2 + n * moments.mean.square()).argmax()[None]
     others = sizes(n, moments.mean.index_fill(0, top, 0), m2.index_fill(0, top, 0).sum())
     return {
         **variance_values(n, moments.mean, total),
-        "mean_cosine": ratio(cosines, directions * (directions - 1)),
+        "mean_cosine": mean_cosine(moments.direction_n, moments.direction_sum),
         "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
         "top_dim_share": ratio(m2.max(), total),
         "V_without_top_dim": others["V"],

@@ -20,9 +20,9 @@ from embedgeo.functional.dimension import (
 )
 from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.jackknife import deviations
-from embedgeo.functional.moments import moment_values, row_moments
+from embedgeo.functional.moments import directions, mean_cosine
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, sample_batches
 from embedgeo.glossary import Term, in_group
@@ -276,10 +276,11 @@ class IntrinsicDimension(GeometryMetric):
 
     def _mean_cosine(self) -> Tensor:
         """That of the sampled rows without their coordinate of largest second moment."""
-        rows = self.load(Sample).rows
-        dtype = accumulator_dtype(rows.device)  # squares of float32 may leave its range
-        top = rows.to(dtype, copy=True).square_().sum(0).argmax()[None]
-        return moment_values(row_moments(rows.index_fill(1, top, 0)))["mean_cosine"]
+        held = self.load(Sample).rows
+        # squares of float32 may leave its range
+        rows = held.to(accumulator_dtype(held.device), copy=True)
+        rows[:, rows.square().sum(0).argmax()] = 0
+        return mean_cosine(*directions(rows, row_norms(rows)))
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN; the other keys have NaN.
