@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.structure import CONTEXT
+from embedgeo.capture.structure import context_dimensions
 from embedgeo.capture.torch_names import fsdp1_sizes
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import OwnGroup, num_ranks, own_group
@@ -32,15 +32,16 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     """
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     known = _ROWS, _REPEATED, STAGES
-    other = [
+    context = [*context_dimensions(mesh)]
+    other = context or [
         name or "an unnamed one"
         for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1 and (CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
+        if size > 1 and not any(kind.fullmatch(name) for kind in known)
     ]
     if other:
         remedy = (
             "Under context parallelism sweep over the checkpoints."
-            if any(map(CONTEXT.fullmatch, other))
+            if context
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(
