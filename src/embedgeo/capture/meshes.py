@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
@@ -20,6 +21,8 @@ _ROWS = re.compile(
 )
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
+
+_shared = WeakKeyDictionary[dist.ProcessGroup, dict[str, OwnGroup]]()  # by default group and mesh
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
@@ -58,6 +61,16 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     group = group_along(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
     group.original = group.process_group  # a mesh may have none of these ranks
     return group
+
+
+def shared_group(mesh: DeviceMesh) -> OwnGroup:
+    """`data_parallel_group`, one for all meshes of these ranks and names; do not end it."""
+    assert dist.group.WORLD is not None
+    made = _shared.setdefault(dist.group.WORLD, {})
+    key = str((mesh.mesh.tolist(), mesh.mesh_dim_names))
+    if key not in made:
+        made[key] = data_parallel_group(mesh)
+    return made[key]
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
