@@ -175,15 +175,14 @@ class Drift:
     def state_dict(self) -> dict[str, Any]:
         """The rows of the first and of the last measurement."""
         return {
-            name: {layer: rows._asdict() for layer, rows in kept.items()}
+            name: tuple((layer, *rows) for layer, rows in kept.items())
             for name, kept in self._earlier.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Go on from what `state_dict` has returned."""
         self._earlier = {
-            name: {layer: _Rows(**kept) for layer, kept in state[name].items()}
-            for name in self._earlier
+            name: {layer: _Rows(*rows) for layer, *rows in state[name]} for name in self._earlier
         }
 
 

@@ -4,6 +4,7 @@ fail.
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from embedgeo import (
     Drift,
@@ -92,6 +93,18 @@ def test_one_whose_state_fails_is_taken_out_and_training_goes_on(method):
     assert f"Breaks failed in {method} " in warning
     assert heard.steps == [0, 1, 2]
     assert [*map(id, monitor.listeners)] == [id(heard)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")  # a line of torch's
+def test_torch_distributed_checkpoint_fills_the_state_of_a_monitor_that_has_not_begun(tmp_path):
+    options = {"probe": [token_batch(4)], "measure_last": False}
+    saved = loop(2, Drift(), Heard(), **options).state_dict()
+    filled = loop(0, Drift(), Heard(), **options).state_dict()
+    dcp.save({"monitor": saved}, checkpoint_id=tmp_path)
+    dcp.load({"monitor": filled}, checkpoint_id=tmp_path)
+    assert repr(filled) == repr(saved)
+    torch.save(saved, tmp_path / "saved.pt")
+    assert repr(torch.load(tmp_path / "saved.pt", weights_only=True)) == repr(saved)
 
 
 def test_states_go_to_the_listeners_of_their_class_and_others_are_told():

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
@@ -10,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.structure import CONTEXT
+from embedgeo.capture.structure import context_dimensions
 from embedgeo.capture.torch_names import fsdp1_sizes
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import OwnGroup, num_ranks, own_group
@@ -20,6 +21,8 @@ _ROWS = re.compile(
 )
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
+
+_shared = WeakKeyDictionary[dist.ProcessGroup, dict[str, OwnGroup]]()  # by default group and mesh
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
@@ -32,15 +35,16 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     """
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     known = _ROWS, _REPEATED, STAGES
-    other = [
+    context = [*context_dimensions(mesh)]
+    other = context or [
         name or "an unnamed one"
         for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1 and (CONTEXT.fullmatch(name) or not any(kind.fullmatch(name) for kind in known))
+        if size > 1 and not any(kind.fullmatch(name) for kind in known)
     ]
     if other:
         remedy = (
             "Under context parallelism sweep over the checkpoints."
-            if any(map(CONTEXT.fullmatch, other))
+            if context
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(
@@ -57,6 +61,16 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     group = group_along(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
     group.original = group.process_group  # a mesh may have none of these ranks
     return group
+
+
+def shared_group(mesh: DeviceMesh) -> OwnGroup:
+    """`data_parallel_group`, one for all meshes of these ranks and names; do not end it."""
+    assert dist.group.WORLD is not None
+    made = _shared.setdefault(dist.group.WORLD, {})
+    key = str((mesh.mesh.tolist(), mesh.mesh_dim_names))
+    if key not in made:
+        made[key] = data_parallel_group(mesh)
+    return made[key]
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:

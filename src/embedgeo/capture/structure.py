@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -18,7 +19,7 @@ from embedgeo.formatting import listed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
+_CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
 """Names of dimensions of a mesh along which ranks have parts of a sequence."""
 
 _TORCH_ATTENTION = (
@@ -98,14 +99,23 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
 def require_whole_sequences(model: nn.Module) -> None:
     """Raise ValueError if the mesh of the parameters has a dimension of context parallelism."""
     weights = [each for each in model.parameters() if isinstance(each, DTensor)]
-    # accelerate joins dimensions to one named dp_shard_cp, also where cp is 1
-    for mesh in {whole_mesh(each.device_mesh) for each in weights}:
-        for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=False):
-            if size > 1 and CONTEXT.fullmatch(name):
-                raise ValueError(
-                    f"each rank must have whole sequences; got parameters on a mesh with {name}, "
-                    f"of {size} ranks, as under context parallelism. Sweep over the checkpoints."
-                )
+    for mesh in {each.device_mesh for each in weights}:
+        for name, size in context_dimensions(mesh).items():
+            raise ValueError(
+                f"each rank must have whole sequences; got parameters on a mesh with {name}, of "
+                f"{size} ranks, as under context parallelism. Sweep over the checkpoints."
+            )
+
+
+def context_dimensions(mesh: DeviceMesh) -> dict[str, int]:
+    """Dimensions of context parallelism, of more than one rank, of the whole mesh, with their
+    sizes.
+
+    accelerate joins dimensions to one named dp_shard_cp, also where cp is 1.
+    """
+    whole = whole_mesh(mesh)
+    sizes = zip(whole.mesh_dim_names or (), whole.shape, strict=False)
+    return {name: size for name, size in sizes if size > 1 and _CONTEXT.fullmatch(name)}
 
 
 def _several(model: nn.Module, names: Sequence[str]) -> ValueError:

@@ -180,12 +180,9 @@ class Geometry:
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
-        is_own = process_group is None and on_error is None  # no monitor has seen to that
-        if is_own and has_other_ranks() and (mesh := meshes.mesh_of(self.model)):
-            self._meet()
-            self._group = meshes.data_parallel_group(mesh)
-            self.probe.sequence_mesh = meshes.sequence_mesh(mesh)
+        self._is_own = process_group is None and on_error is None  # no monitor has seen to that
         self._metrics = dict[str, LayerMetrics]()
+        self._take_mesh()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()
 
@@ -413,6 +410,7 @@ class Geometry:
 
     def _undoing(self) -> Callable[[], None]:
         """A function that drops the rows that come from now on, of a forward pass that fails."""
+        self._take_mesh()
         layers = {**self._metrics}
         put_back = undoing(layers.values())
 
@@ -466,18 +464,38 @@ class Geometry:
         self.reset()
 
     def _meet(self) -> None:
-        """Wait until all ranks have come, where no monitor has seen to that: no collective may
-        begin without one, among those of training.
+        """Wait until all ranks have come, with the same settings, where no monitor has seen to
+        that: no collective may begin without one, among those of training.
         """
-        if self._stage_group is not None or not has_other_ranks():
-            return
+        self._take_mesh()
+        if self._stage_group is None and has_other_ranks():
+            self._come()
+
+    def _take_mesh(self) -> None:
+        """Until there are rows, ask the parameters for their mesh: they may be made parallel later.
+        Every rank must call this.
+        """
+        is_open = self._is_own and not self._metrics and has_other_ranks()
+        if is_open and (mesh := meshes.mesh_of(self.model)):
+            self._come()
+            self._is_own = False
+            self._group = meshes.shared_group(mesh)
+            self.probe.sequence_mesh = meshes.sequence_mesh(mesh)
+
+    def _come(self) -> None:
         meetings = Meetings("observe")
-        answer = meetings.begin(self.wait_seconds, {})
+        names = [layer.name for layer in self.layers]
+        compared = self.settings | {"layers": names, "model": model_width(self.model)}
+        answer = meetings.begin(self.wait_seconds, compared)
         meetings.leave()
         if answer is None:
             raise OtherRankError(
                 "values are those of the rows of all ranks; some have not come to this call in "
                 "time. Call it on every rank."
+            )
+        if answer:
+            raise ValueError(
+                f"ranks must observe one model with the same arguments; {answer} differs."
             )
 
     def measured_layers(self) -> list[MeasuredLayer]:
@@ -540,8 +558,8 @@ class Geometry:
             warnings.warn(
                 f"ranks must have rows of their own, and train one model; some have {found}. "
                 "Split the data (by a DistributedSampler, say), keep the weights alike (by DDP, "
-                "say), or, where ranks share the work on each row, give device_mesh= or "
-                "process_group=.",
+                "say), or, where ranks share the work on each row, give a monitor device_mesh=, "
+                "or Geometry, in place of observe, process_group=.",
                 stacklevel=1,
             )
 

@@ -143,8 +143,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._write_rest()
-        state = self._state()
-        return {**state, "last_values": self._last_values} if state else {}
+        return {**self._state(), "last_values": self._last_values}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_state(state_dict)

@@ -329,28 +329,26 @@ class Monitor(ABC):
             self._ask(name, "reset")
 
     def _state(self) -> dict[str, Any]:
-        """Place of the run in its schedule, and the states of the listeners, for a checkpoint;
-        empty before the start.
+        """Place of the run in its schedule, and the states of the listeners, for a checkpoint.
+
+        ``torch.distributed.checkpoint`` fills the keys that are there before the start, and takes a
+        tuple as one value.
         """
-        if self._last_step is None:
-            return {}
-        state: dict[str, Any] = {
+        states = [(name, self._ask(name, "state_dict")) for name in self._named_listeners]
+        return {
             "last_step": self._last_step,
             "window_start": self._window_start,
             "history_run": self._history_run,
+            "has_tables": self._has_tables,
+            "listeners": tuple(each for each in states if each[1] is not None),
         }
-        if self._has_tables is not None:
-            state["has_tables"] = self._has_tables
-        states = {name: self._ask(name, "state_dict") for name in self._named_listeners}
-        kept = {name: each for name, each in states.items() if each is not None}
-        return {**state, "listeners": kept} if kept else state
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
         self._history_run = state.get("history_run", "")
         self._has_tables = state.get("has_tables")
-        states = {**state.get("listeners", {})}
+        states = dict(state.get("listeners", ()))
         for name in self._named_listeners.keys() & states.keys():
             self._ask(name, "load_state_dict", states.pop(name))
         if states:

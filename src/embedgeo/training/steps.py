@@ -138,6 +138,7 @@ class StepMonitor(Monitor):
                 self._have_begun()
             if not self._failed:
                 self._process_group = data_parallel_group(mesh)
+                self._row_group = self._process_group  # ended by `close`, also before a step
                 self._sequence_mesh = sequence_mesh(mesh)
                 self._stage = PipelineStage.on(mesh, self._model)
 
