@@ -67,6 +67,7 @@ def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp
     assert axes(run)["geometry.*"] == axis
     assert scalars(found, axis) == pytest.approx(measured(monitor), rel=1e-12)
     assert list(scalars(found, axis)) == [0, 1, 2, 3]
+    assert sum("geometry" in str(row) for row in found) == 4  # each in one row
     images = pictures(run, found, axis)
     assert images == tensorboard_images(tmp_path / "tb")
     assert images.keys() > {
@@ -129,6 +130,7 @@ def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path,
     found = list(rows(run))
     assert scalars(found, axis, tag_start="train/") == pytest.approx(measured(callback))
     assert list(measured(callback)) == [0, 2, 3]
+    assert sum("geometry" in str(row) for row in found) <= 4
     images = pictures(run, found, axis)
     assert images
     assert images == tensorboard_images(tmp_path / "tb")

@@ -25,6 +25,7 @@ from embedgeo.capture.torch_names import local_part, own_attributes, version
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 _MOST_CONTENTS = 1000  # of a container; what is in longer ones, as data sets are, is not looked at
+_MOST_BYTES = 2**30  # of a tensor that is copied: larger ones are data sets, in a file perhaps
 _SYNC = "require_forward_param_sync"  # of DDP: the next forward broadcasts the buffers of rank 0
 _STATES = "last_hidden_state", "hidden_states"  # names of the one among several outputs
 _TABLES = nn.Embedding, nn.EmbeddingBag
@@ -346,7 +347,8 @@ def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:
         put_back = partial(_put_contents, value, copy(value))
     elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         local = local_part(value)  # comparing DTensors is a collective
-        if local.layout is torch.strided and not local.is_meta:
+        is_here = local.layout is torch.strided and not local.is_meta
+        if is_here and local.nbytes <= _MOST_BYTES:
             put_back = partial(_put_values, local, local.detach().clone())
     elif isinstance(value, _GENERATORS):
         put_back = partial(value.set_state, value.get_state())

@@ -204,20 +204,17 @@ class TensorBoard(Adapter):
 
 
 class Wandb(Adapter):
-    """Writes to a run by a function of a step and values; the axis is the key of the trainer's
+    """Writes into the row that a run has open, which the next scalars end; the axis is the key of
     steps.
     """
 
-    def __init__(
-        self, run: Any, log: Callable[[int, Mapping[str, Any]], object], axis: str | None = None
-    ) -> None:
+    def __init__(self, run: Any, axis: str) -> None:
+        self._log = partial(_log_in_open_row, run, axis)
         self._run = run
-        self._log = log
         self._axis = axis
 
     def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
-        if self._axis:
-            self._run.define_metric(f"{tag_start}{prefix}.*", step_metric=self._axis)
+        self._run.define_metric(f"{tag_start}{prefix}.*", step_metric=self._axis)
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
@@ -268,7 +265,7 @@ def wandb_scalar_writer(
                     stacklevel=2,
                 )
         last_row, in_row = run.step, scalars
-        _log_in_open_row(run, prefix, step, scalars)
+        _log_in_open_row(run, _wandb_axis(prefix), step, scalars)
 
     return write
 
@@ -288,8 +285,8 @@ def _wandb_axis(prefix: str) -> str:
     return prefix.replace(".", "_") + "/step"  # a dot would be read as a path
 
 
-def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
-    run.log({**values, _wandb_axis(prefix): step}, commit=False)
+def _log_in_open_row(run: Any, axis: str, step: int, values: Mapping[str, Any]) -> None:
+    run.log({**values, axis: step}, commit=False)
 
 
 def adapter_of(logger: Any, prefix: str) -> Adapter | None:
@@ -315,18 +312,12 @@ def _summary_writer(logger: Any) -> Any:
 
 
 def _wandb_adapter(logger: Any, prefix: str) -> Wandb | None:
+    run, axis = _wandb_run(logger), _wandb_axis(prefix)
     if isinstance(logger, WandbLogger):
-        return Wandb(
-            logger.experiment,
-            lambda step, values: logger.log_metrics(values, step),
-            "trainer/global_step",
-        )
-    if _is_instance(logger, _HF_CALLBACKS, "WandbCallback"):
-        axis = "train/global_step"
-        run = sys.modules["wandb"].run
-        return run and Wandb(run, lambda step, values: run.log({**values, axis: step}), axis)
-    run = _wandb_run(logger)
-    return run and Wandb(run, partial(_log_in_open_row, run, prefix))
+        run, axis = logger.experiment, "trainer/global_step"
+    elif _is_instance(logger, _HF_CALLBACKS, "WandbCallback"):
+        run, axis = sys.modules["wandb"].run, "train/global_step"
+    return run and Wandb(run, axis)
 
 
 def _is_instance(logger: object, module: str, name: str) -> bool:

@@ -612,7 +612,7 @@ class Monitor(ABC):
         has_before = self._num_batches > _WATCHED_BATCHES
         if has_before and not all(map(torch.equal, before, self._numbers)):
             self._detach()
-            self._geometry = self._window_start = None
+            self._geometry, self._window_start = None, None
             self._last_batches = LastBatches(self.schedule.window)
             raise ValueError(
                 f"step is still {self._now} in the {self._num_batches}th batch, while weights have "
@@ -911,9 +911,9 @@ class Monitor(ABC):
             self._file.origin |= geometry.origin_of_metrics()
             self._write(partial(self._file.add, measured))
             self._history_run = self._file.run
-        self._log(step, logged)
         if not self._failed:
             self._illustrations.write(self._loggers(), self.history)
+        self._log(step, logged)  # ends W&B's row
 
     def _warn_of_nothing(
         self, step: int, records: list[Record], why_silent: str, num_rows: int, *, has_lost: bool
