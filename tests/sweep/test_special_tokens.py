@@ -114,13 +114,26 @@ def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
     assert origins([run])["sequences begin with"].tolist() == [begins_with]
 
 
-def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
-    write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
+def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_path, printed):
+    files = checkpoint_files(1, "bert")
+    write_files(tmp_path / "run/step1", files)
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
     options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
-    options |= {"out": tmp_path / "out"}
+    file = tmp_path / "tokenizer.json"
+    unnamed = json.loads(files["tokenizer.json"])
+    file.write_text(json.dumps(unnamed))
     # the second is as the command line has it, and finds the same settings
-    for special in ("special", ["special"]):
-        assert sweep(tmp_path / "run", **options, ignore_token_ids=special) == 0
-    records = pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet")
-    assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}
+    for special, out, more in (
+        ("special", "out", {}),
+        (["special"], "out", {}),
+        ("special", "bare", {"tokenizer": file}),
+    ):
+        said = {**options, **more, "out": tmp_path / out}
+        assert sweep(tmp_path / "run", **said, ignore_token_ids=special) == 0
+        records = pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet")
+        assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}
+        without_loss = "no loss is recorded, as that of an encoder needs" in printed()
+        assert without_loss == ("loss" not in set(records["metric"])) == bool(more)
+    file.write_text(json.dumps({**unnamed, "added_tokens": [], "post_processor": None}))
+    with pytest.raises(ValueError, match="special needs a tokenizer that names special tokens; "):
+        sweep(tmp_path / "run", **said, ignore_token_ids="special")
