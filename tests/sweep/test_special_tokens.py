@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, processors
+from transformers import SplinterConfig, SplinterModel
 
 import embedgeo
 from embedgeo.report.runs import read_folder
@@ -15,6 +16,7 @@ from embedgeo.report.summary import origins
 from embedgeo.results.records import MODEL
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
+    SIZES,
     TEXT,
     checkpoint_files,
     local_run,
@@ -99,10 +101,11 @@ def values(frame):
     ],
 )
 def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
-    small, tmp_path, options, skip, begins_with
+    small, tmp_path, options, skip, begins_with, printed
 ):
     out = tmp_path / "out"
     assert sweep(**small, **options, out=out) == 0
+    assert "taken as a decoder" not in printed()
     found = values(pd.read_parquet(out / "checkpoints/step1.parquet"))
     wanted, loss = observed(options.get("special_tokens", "default"), skip)
     pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
@@ -114,13 +117,36 @@ def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
     assert origins([run])["sequences begin with"].tolist() == [begins_with]
 
 
-def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
-    write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
+def test_what_is_not_known_to_predict_the_next_token_is_said_to_be_taken_so(
+    small, tmp_path, printed
+):
+    SplinterModel(SplinterConfig(vocab_size=300, **SIZES)).save_pretrained(tmp_path / "run/step1")
+    with pytest.warns(UserWarning, match="no loss"):
+        sweep(**small, out=tmp_path / "out")
+    said = "SplinterModel is taken as a decoder: sequences begin with <|endoftext|>, no row. If"
+    assert said in printed()
+
+
+def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_path, printed):
+    files = checkpoint_files(1, "bert")
+    write_files(tmp_path / "run/step1", files)
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
     options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
-    options |= {"out": tmp_path / "out"}
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(files["tokenizer.json"])
     # the second is as the command line has it, and finds the same settings
-    for special in ("special", ["special"]):
-        assert sweep(tmp_path / "run", **options, ignore_token_ids=special) == 0
-    records = pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet")
-    assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}
+    for special, out, more in (
+        ("special", "out", {}),
+        (["special"], "out", {}),
+        ("special", "bare", {"tokenizer": file}),
+    ):
+        said = {**options, **more, "out": tmp_path / out}
+        assert sweep(tmp_path / "run", **said, ignore_token_ids=special) == 0
+        records = pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet")
+        assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}
+        without_loss = "no loss is recorded, as that of an encoder needs" in printed()
+        assert without_loss == ("loss" not in set(records["metric"])) == bool(more)
+    plain = {"added_tokens": [], "post_processor": None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | plain))
+    with pytest.raises(ValueError, match="special needs a tokenizer that names special tokens; "):
+        sweep(tmp_path / "run", **said, ignore_token_ids="special")

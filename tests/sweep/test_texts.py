@@ -9,6 +9,7 @@ import sentencex
 import torch
 import torch.nn.functional as F
 from transformers import (
+    FlaubertConfig,
     Gemma3TextConfig,
     Gemma3TextModel,
     PreTrainedConfig,
@@ -257,6 +258,8 @@ def test_an_encoder_without_a_head_has_its_special_tokens_and_no_loss(small, tmp
     assert "loss" not in set(records["metric"])
 
 
-def test_code_that_has_a_masked_head_is_of_an_encoder():
+def test_an_encoder_is_known_by_its_masked_head():
+    assert is_encoder(FlaubertConfig(architectures=["FlaubertWithLMHeadModel"]))
+    assert not is_encoder(FlaubertConfig(causal=True))
     assert is_encoder(PreTrainedConfig(auto_map={"AutoModelForMaskedLM": "a.B"}))
     assert not is_encoder(PreTrainedConfig(auto_map={"AutoModelForCausalLM": "a.B"}))

@@ -21,11 +21,6 @@ from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForTextEncoding,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -99,7 +94,7 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
     return config
 
 
-def _code(config: PreTrainedConfig) -> list[str]:
+def _code(config: Any) -> list[str]:
     """The auto classes that have code which comes with the model."""
     return [
         name for name in getattr(config, "auto_map", None) or () if name.startswith("AutoModel")
@@ -146,7 +141,7 @@ def is_encoder(config: PreTrainedConfig) -> bool:
         or (
             (_has_masked_head(config) or is_part)
             and not _names_causal_head(config)
-            and not getattr(config, "is_decoder", False)
+            and not (getattr(config, "is_decoder", False) or getattr(config, "causal", False))
         )
     )
 
@@ -155,8 +150,18 @@ def _has_masked_head(config: PreTrainedConfig) -> bool:
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING or "AutoModelForMaskedLM" in _code(config)
 
 
+def has_causal_head(config: Any) -> bool:
+    """Tell the configuration of a model of which transformers knows one that predicts next tokens,
+    or which comes with the code of one.
+    """
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in _code(config)
+
+
 def _names_causal_head(config: PreTrainedConfig) -> bool:
-    return any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or ())
+    # XLMWithLMHeadModel and FlaubertWithLMHeadModel predict masked tokens
+    return any(
+        re.search("CausalLM$|(?<!With)LMHeadModel$", name) for name in config.architectures or ()
+    )
 
 
 def _without_other_head(model: Any, keys: Iterable[str] = ()) -> nn.Module:
@@ -243,29 +248,25 @@ def described_model(folder: Path, *, trust_remote_code: bool | None = None) -> n
 
 def _auto_class(config: PreTrainedConfig, trust_remote_code: bool | None) -> Any:
     """The class that makes a model: of those with trusted code, if there are any."""
-    usual = _usual_auto_class(config)
+    name = _usual_auto_class(config)
     code = _code(config) if trust_remote_code else []
-    if not code or usual.__name__ in code:
-        return usual
-    return getattr(transformers, "AutoModel" if "AutoModel" in code else code[0])
+    if code and name not in code:
+        name = "AutoModel" if "AutoModel" in code else code[0]
+    return getattr(transformers, name)
 
 
-def _usual_auto_class(config: PreTrainedConfig) -> Any:
+def _usual_auto_class(config: PreTrainedConfig) -> str:
     if config.is_encoder_decoder:
-        return (
-            AutoModelForSeq2SeqLM
-            if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-            else AutoModel
-        )
+        if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+            return "AutoModelForSeq2SeqLM"
+        return "AutoModel"
     if (is_other := is_encoder(config)) and _has_masked_head(config):
-        return AutoModelForMaskedLM
-    if (not is_other or _names_causal_head(config)) and (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in _code(config)
-    ):
-        return AutoModelForCausalLM
+        return "AutoModelForMaskedLM"
+    if (not is_other or _names_causal_head(config)) and has_causal_head(config):
+        return "AutoModelForCausalLM"
     if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # as T5's encoder, saved by itself
-        return AutoModelForTextEncoding
-    return AutoModel
+        return "AutoModelForTextEncoding"
+    return "AutoModel"
 
 
 def load_model(

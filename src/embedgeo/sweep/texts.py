@@ -185,13 +185,27 @@ def prepare_texts(
             key = for_encoder, identity, fitted.length
             if key not in prepared:
                 prepared[key] = make()
-            texts[model_name] = prepared[key]
+            text = prepared[key]
+            texts[model_name] = text
+            if for_encoder and text.mask_token_id is None:
+                lines.append(
+                    f"{model_name}: no loss is recorded, as that of an encoder needs a tokenizer "
+                    "that names a mask token"
+                )
             if model is not None:
-                require_fit(model, prepared[key], fitted)
-                if (inner := measured_model(model)) is not unwrapped(model):
+                require_fit(model, text, fitted)
+                inner = measured_model(model)
+                kind = f"{model_name}: {type(inner).__name__}"
+                is_known = loading.has_causal_head(getattr(inner, "config", None))
+                if text.begins_with.endswith("no row") and not is_known:
                     lines.append(
-                        f"{model_name}: {type(inner).__name__} inside of {type(model).__name__} is "
-                        "run, and not the forward of what is around it"
+                        f"{kind} is taken as a decoder: sequences begin with {text.begins_with}. "
+                        "If it is an encoder, give --special-tokens bos+eos"
+                    )
+                if inner is not unwrapped(model):
+                    lines.append(
+                        f"{kind} inside of {type(model).__name__} is run, and not the forward of "
+                        "what is around it"
                     )
     return texts, lines
 
@@ -252,8 +266,16 @@ def _tokenize(
     for_encoder: bool,
     sha256: str,
 ) -> ProbeText:
-    special = tokenizer.all_special_ids
-    ignored = special if SPECIAL in settings.ignore_token_ids else settings.ignore_token_ids
+    flagged = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = sorted(flagged.union(tokenizer.all_special_ids))
+    ignored = settings.ignore_token_ids
+    if SPECIAL in ignored:
+        ignored = special
+        if not special:
+            raise ValueError(
+                "ignore_token_ids special needs a tokenizer that names special tokens; it names "
+                "none. Give their ids."
+            )
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.length)
     if settings.unit == "sequence":
