@@ -91,6 +91,16 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
             write("third")
         assert contents(out) == kept
         (out / name).unlink()
+    (out / "file").write_text("second")
+    for folder in ("old", "old/x"):  # as on another disk
+        (out / folder).rename(tmp_path / "moved")
+        (out / folder).symlink_to(tmp_path / "moved")
+        kept = contents(tmp_path)
+        with pytest.raises(FileExistsError, match=f"did not write {folder}, or not as it is now"):
+            write("third")
+        assert contents(tmp_path) == kept
+        (out / folder).unlink()
+        (tmp_path / "moved").rename(out / folder)
     stopped = emptied(out, "thing", ["old", "file"])
     stopped.__enter__()
     (out / "file").write_text("begun")
