@@ -6,7 +6,7 @@ import pytest
 
 from embedgeo.cli import main
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.run import compare
+from embedgeo.demo.run import compare, show
 from embedgeo.results.files import emptied
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS
@@ -47,6 +47,11 @@ def test_numbers_that_differ_are_owned_up_to(records):
     history = records.to_dict("records")
     for offline in (other, records.drop(index=records.index[7])):
         assert f"only {len(records) - 1:,} of" in compare(history, offline)
+
+
+def test_paths_are_printed_as_they_are(tmp_path, printed):
+    show(tmp_path / "[v2]")
+    assert printed().count(f"{tmp_path}/[v2]/") == 7
 
 
 @pytest.mark.usefixtures("unpainted")
