@@ -6,7 +6,7 @@ import pytest
 
 from embedgeo.cli import main
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.run import compare
+from embedgeo.demo.run import compare, show
 from embedgeo.results.files import emptied
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS
@@ -47,6 +47,11 @@ def test_numbers_that_differ_are_owned_up_to(records):
     history = records.to_dict("records")
     for offline in (other, records.drop(index=records.index[7])):
         assert f"only {len(records) - 1:,} of" in compare(history, offline)
+
+
+def test_paths_are_printed_as_they_are(tmp_path, printed):
+    show(tmp_path / "[v2]")
+    assert printed().count(f"{tmp_path}/[v2]/") == 7
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -91,6 +96,16 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
             write("third")
         assert contents(out) == kept
         (out / name).unlink()
+    (out / "file").write_text("second")
+    for folder in ("old", "old/x"):  # as on another disk
+        (out / folder).rename(tmp_path / "moved")
+        (out / folder).symlink_to(tmp_path / "moved")
+        kept = contents(tmp_path)
+        with pytest.raises(FileExistsError, match=f"did not write {folder}, or not as it is now"):
+            write("third")
+        assert contents(tmp_path) == kept
+        (out / folder).unlink()
+        (tmp_path / "moved").rename(out / folder)
     stopped = emptied(out, "thing", ["old", "file"])
     stopped.__enter__()
     (out / "file").write_text("begun")

@@ -189,3 +189,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     assert "drift takes the folder of a sweep" in capsys.readouterr().err
     assert main(["drift", str(tmp_path)]) == 2
     assert "saved rows of several steps" in capsys.readouterr().err
+    SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
+    for step, status in ((0, 2), (1, 2), (4, 0)):
+        write(tmp_path, step, torch.arange(N)[min(step, 1) :: 2])
+        assert main(["drift", str(tmp_path)]) == status
+    captured = capsys.readouterr()
+    assert captured.out.count("step1: not compared, no layer has rows of the tokens of step0") == 2
+    assert "1 of 2 checkpoints compared now" in captured.out
+    assert captured.err.count("saved rows of several steps, of the same tokens") == 2

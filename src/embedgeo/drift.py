@@ -223,7 +223,7 @@ def compare_samples(path: Path) -> tuple[int, int]:
         The number of checkpoints that were compared now, and the number of all.
 
     Raises:
-        ValueError: no checkpoint has saved rows.
+        ValueError: no two checkpoints have saved rows of the same tokens.
     """
     from embedgeo.results.files import remove_leftovers
     from embedgeo.results.folder import SweepFolder, drift_file
@@ -239,7 +239,7 @@ def compare_samples(path: Path) -> tuple[int, int]:
     remove_leftovers(path, drift_file(path, "").parent)
     num_new = 0
     num_all = 0
-    has_rows = False
+    is_any_compared = False
     for checkpoints in folder.runs().values():
         names = [name for name in checkpoints if sample_file(path, name).exists()]
         # a final model has no step
@@ -251,27 +251,31 @@ def compare_samples(path: Path) -> tuple[int, int]:
             origin = folder.origin(used)
             file = drift_file(path, name)
             if file.exists() and read_metadata(file).items() >= origin.items():
-                has_rows = True
+                is_any_compared = True
                 continue
             samples = {each: _read(path, each) for each in used}
-            has_rows = has_rows or bool(samples[name])
             measured = folder.read(name)
             indices = measured.drop_duplicates("layer").set_index("layer")["layer_index"]
             records = list[Record]()
             for layer, rows in samples[name].items():
                 earlier = {key: samples[other].get(layer) for key, other in others.items()}
                 records += drift_records(layer, int(indices[layer]), rows, earlier)
+            if not records:
+                file.unlink(missing_ok=True)  # of earlier samples
+                print(f"{name}: not compared, no layer has rows of the tokens of {previous}")
+                continue
+            is_any_compared = True
             first = measured.iloc[0].drop([*RECORD_COLUMNS])
             shared = {str(key): value for key, value in first.items()}
             write_parquet(file, to_frame(records, **shared), SCHEMA, origin)
             num_new += 1
             means = [f"{each['metric']} {each['value']:.4g}" for each in block_means(records)]
             print(", ".join([name, *means]))
-    if not has_rows:
+    if not is_any_compared:
         raise ValueError(
-            f"drift takes the folder of a sweep with saved rows of several steps; {path} has none. "
-            "Sweep with --save-samples true and metrics with IntrinsicDimension, as the default "
-            "ones, into another folder."
+            f"drift takes the folder of a sweep with saved rows of several steps, of the same "
+            f"tokens; {path} has none. Sweep with --save-samples true and metrics with "
+            "IntrinsicDimension, as the default ones, into another folder."
         )
     folder.rebuild()
     return num_new, num_all

@@ -80,6 +80,8 @@ TWO_GAPS = fixed(  # between sides of the model, in the order of its layers
     )
 )
 SMALLEST = fixed((0, "model", "loss", 5e-324), (1, "model", "loss", 5e-324))
+# layers with the names of what is no layer
+OTHERS = fixed(*((0, layer, "V", 1.0) for layer in ("mean", "model")), (0, "model", "loss", 2.0))
 # of which no spectrum can be drawn
 MOST = fixed((0, "block.00", "n", 1e300), (0, "block.00", "effective_rank", 2.0))
 
@@ -90,6 +92,7 @@ MOST = fixed((0, "block.00", "n", 1e300), (0, "block.00", "effective_rank", 2.0)
 @example(TWO_GAPS)
 @example(SMALLEST)
 @example(MOST)
+@example(OTHERS)
 def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
         types = {

@@ -1,5 +1,6 @@
 """The command `embedgeo report`: one page, its figures and their numbers."""
 
+import os
 import re
 from errno import ENOSPC
 from math import nan
@@ -240,14 +241,19 @@ def test_whatever_ends_it_the_earlier_report_stays(plain, tmp_path):
             report(plain, out=tmp_path / "out", metrics=["M"])
 
     report(plain, out=tmp_path / "out", metrics=["M"])
-    (tmp_path / "out" / "figures" / "mine.png").touch()
+    figures = tmp_path / "out" / "figures"
+    (figures / "mine" / "empty").mkdir(parents=True)
+    links = {"folder": "mine", "file": "../index.html", "nowhere": "none"}
+    for name, other in links.items():
+        (figures / name).symlink_to(other)
     before = contents(tmp_path)
     fails(KeyboardInterrupt(), "^$")
     fails(OSError(ENOSPC, "No space left on device"), r"is not \(No space left on device\)")
     assert contents(tmp_path) == before
     report(plain, out=tmp_path / "out", metrics=["Q"])
-    assert (tmp_path / "out" / "figures" / "mine.png").exists()
-    assert not [*(tmp_path / "out" / "figures").glob("M-*")]
+    assert (figures / "mine" / "empty").is_dir()
+    assert {name: os.readlink(figures / name) for name in links} == links
+    assert not [*figures.glob("M-*")]
 
 
 def test_what_has_been_changed_in_a_report_is_not_replaced(plain, tmp_path):
@@ -261,6 +267,14 @@ def test_what_has_been_changed_in_a_report_is_not_replaced(plain, tmp_path):
             report(plain, out=out, metrics=["Q"])
         assert contents(out) == before
         (out / "index.html").write_bytes(written)
+    (out / "figures/Q-dynamics.png").unlink()
+    for name in ("index.html", "figures"):  # as on another disk
+        (out / name).rename(tmp_path / name)
+        (out / name).symlink_to(tmp_path / name)
+        with pytest.raises(FileExistsError, match=rf"it did not write {name}, or not as it is now"):
+            report(plain, out=out, metrics=["M"])
+        (out / name).unlink()
+        (tmp_path / name).rename(out / name)
 
 
 def bad_input(tmp_path, plain):

@@ -65,7 +65,7 @@ def run_demo(settings: DemoSettings) -> None:
         sweep(swept)
         console.print(compare(history, pd.read_csv(out / "sweep" / "metrics.csv")))
         write_report([out / "sweep"])
-        show(console, out)
+        show(out)
 
 
 def _train(settings: DemoSettings, console: Console) -> tuple[Sequence[Record], int]:
@@ -208,7 +208,7 @@ def compare(history: Sequence[Record], offline: pd.DataFrame) -> str:
     return f"The sweep gives only {same.sum():,} of the monitor's {len(both):,} numbers again."
 
 
-def show(console: Console, out: Path) -> None:
+def show(out: Path) -> None:
     """Print where what has been written lies, and what to open."""
     for name, content in (
         ("checkpoints", "a Hugging Face folder for each measured step"),
@@ -218,6 +218,5 @@ def show(console: Console, out: Path) -> None:
         ("sweep/report/index.html", "all of it in figures: open it in a browser"),
         ("tensorboard", "the curves; to look at them:"),
     ):
-        console.print(f"[bold]{out / name}[/bold]  {content}", highlight=False, soft_wrap=True)
-    command = shell_command("tensorboard", "--logdir", out / "tensorboard")
-    console.print(f"\n    [bold]{command}[/bold]\n", highlight=False, soft_wrap=True)
+        print(f"{out / name}  {content}")
+    print(f"\n    {shell_command('tensorboard', '--logdir', out / 'tensorboard')}\n")

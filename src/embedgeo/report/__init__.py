@@ -109,10 +109,10 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
             "gaussian": run.baseline,
         }
         stacked = {
-            name: frame.rename_axis(columns="metric").stack(future_stack=True)
+            name: frame.rename_axis(columns="metric").stack(future_stack=True).dropna()
             for name, frame in known.items()
         }
-        records = pd.DataFrame(stacked).reindex(stacked["value"].index).dropna(subset="value")
+        records = pd.DataFrame(stacked, stacked["value"].index)
         parts.append(records.reset_index().assign(run=run.label))
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     records = pd.concat(parts, ignore_index=True)[columns]

@@ -21,7 +21,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
 
     The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`, or that of one or more
     monitored runs (``history.parquet``, which may also be given itself). Histories in folders
-    inside it are read only where it has none itself.
+    inside it are read only where it has none itself, sweeps in them never.
 
     Returns:
         A table with the columns ``run`` (name of the training run or model; of a monitored run that

@@ -130,11 +130,11 @@ def replacing_contents(out: Path, command: str) -> Iterator[Path]:
     end, all or none.
 
     ``embedgeo-COMMAND.json`` lists the files with their digests. Others that are in the folders of
-    an earlier result stay there.
+    an earlier result stay there, as do links and folders.
 
     Raises:
-        FileExistsError: a file in the place of one of these, or of an earlier list, is none that
-            the command wrote.
+        FileExistsError: a file or a link in the place of an entry, or of one of an earlier list, is
+            none that the command wrote.
     """
     is_new = not out.exists()
     new = temporary_path(out / "new")
@@ -147,11 +147,15 @@ def replacing_contents(out: Path, command: str) -> Iterator[Path]:
         yield new
         names = [path.name for path in new.iterdir()]
         written = _digests(new, names)
-        _require_unchanged(out, command, earlier, written)
+        _require_unchanged(out, command, earlier, [*names, *written])
         (new / marker.name).write_text(json.dumps(written, indent=0), encoding="utf-8")
-        for name in _digests(out, names).keys() - earlier.keys() - written.keys():
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(out / name, new / name)
+        own = {*earlier, *written}
+        for path in chain.from_iterable((out / name).rglob("*") for name in names):
+            name = path.relative_to(out).as_posix()
+            if path.is_dir() and not path.is_symlink():
+                (new / name).mkdir(exist_ok=True)
+            elif name not in own:
+                shutil.copy2(path, new / name, follow_symlinks=False)
         _exchange(new, out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -203,13 +207,15 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
 def _require_unchanged(
     out: Path, command: str, earlier: Mapping[str, str], names: Iterable[str]
 ) -> None:
-    """Check that files under these names are as an earlier run of the command has left them."""
-    there = (name for name in names if (out / name).is_file())
-    if foreign := sorted(name for name in there if earlier.get(name) != digest(out / name)):
+    """Check that files and links of these names are as an earlier run of the command has left
+    them.
+    """
+    foreign = [name for name in names if _content(out / name) not in ("", earlier.get(name))]
+    if foreign:
         raise FileExistsError(
             f"--out must be a folder in which the {command} replaces only what it wrote; in {out} "
-            f"it did not write {listed(foreign, 3)}, or not as it is now. Move it away, or give "
-            "another --out."
+            f"it did not write {listed(sorted(foreign), 3)}, or not as it is now. Move it away, or "
+            "give another --out."
         )
 
 
@@ -218,8 +224,8 @@ def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
     """Context in which a command writes files under these names into its output folder.
 
     At the end ``embedgeo-COMMAND.json`` lists the files with their digests. At the start the files
-    that an earlier list has are removed. If a file under the names is not on it, or is another one
-    now, nothing is removed.
+    that an earlier list has are removed. If a file or a link under the names is not on it, or is
+    another one now, nothing is removed.
 
     Raises:
         FileExistsError: the folder holds what no earlier run of the command wrote.
@@ -247,6 +253,14 @@ def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
 
 
 def _digests(out: Path, names: Sequence[str]) -> dict[str, str]:
-    """Digests of the files under some names in a folder."""
+    """What the files and links under some names in a folder hold, by their own names."""
     paths = chain.from_iterable(((out / name), *(out / name).rglob("*")) for name in names)
-    return {path.relative_to(out).as_posix(): digest(path) for path in paths if path.is_file()}
+    held = {path.relative_to(out).as_posix(): _content(path) for path in paths}
+    return {name: content for name, content in held.items() if content}
+
+
+def _content(path: Path) -> str:
+    """The digest of a file, or where a link leads; "" where there is neither."""
+    if path.is_symlink():
+        return f"link to {path.readlink()}"
+    return digest(path) if path.is_file() else ""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pandas as pd
 from rich.console import Console
+from rich.text import Text
 
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason
@@ -185,7 +186,8 @@ class Sweep:
 
     def show_progress(self, names: Iterable[str]) -> None:
         """Say in a line that goes again which checkpoints are under way."""
-        self._status.update(f"{listed([*names])}  {self.num_ended}/{len(self.plan.pending)} done")
+        done = f"{self.num_ended}/{len(self.plan.pending)} done"
+        self._status.update(Text(f"{listed([*names])}  {done}"))
 
     def wait_for_others(self) -> None:
         """Wait for what has been begun by others, which is all that is left."""
