@@ -83,6 +83,22 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     return values
 
 
+def pairs_by_type(x, token_ids, sequence_ids, *, together):
+    """For each token type, over the pairs of occurrences in one sequence, or in different ones: the
+    sum of halves of squared distances, and the number of pairs; and the number of sequences.
+    """
+    squares, pairs, sequences = {}, {}, {}
+    for token_id in set(token_ids.tolist()):
+        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
+        counted = (of[:, None] == of) == together
+        np.fill_diagonal(counted, False)
+        squares[token_id] = sum(
+            ((rows[i] - rows[j]) ** 2).sum() / 2 for i, j in np.argwhere(counted)
+        )
+        pairs[token_id], sequences[token_id] = counted.sum(), len(set(of.tolist()))
+    return squares, pairs, sequences
+
+
 def within_by_pairs(x, token_ids, sequence_ids=None):
     """The within-token variance from all pairs of occurrences in different sequences, one pair
     after the other.
@@ -91,15 +107,7 @@ def within_by_pairs(x, token_ids, sequence_ids=None):
     sequence_ids = np.arange(len(x)) if sequence_ids is None else np.asarray(sequence_ids)
     if len(set(sequence_ids.tolist())) == 1:
         sequence_ids = np.arange(len(x))
-    squares, pairs, sequences = {}, {}, {}
-    for token_id in set(token_ids.tolist()):
-        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
-        apart = of[:, None] != of
-        squares[token_id] = (
-            sum(((row - rows[others]) ** 2).sum() for row, others in zip(rows, apart, strict=True))
-            / 2
-        )
-        pairs[token_id], sequences[token_id] = apart.sum(), len(set(of.tolist()))
+    squares, pairs, sequences = pairs_by_type(x, token_ids, sequence_ids, together=False)
     donors = [t for t in pairs if 2 <= sequences[t] <= 3] or [t for t in pairs if sequences[t] > 1]
     if not donors:
         return np.nan
@@ -128,15 +136,7 @@ def context_values(x, token_ids, sequence_ids, seen_in=None):
     """
     x, token_ids = wide(x), np.asarray(token_ids)
     sequence_ids = np.asarray(sequence_ids)
-    squares, pairs, sequences = {}, {}, {}
-    for token_id in set(token_ids.tolist()):
-        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
-        together = [
-            (i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]
-        ]
-        squares[token_id] = sum(((rows[i] - rows[j]) ** 2).sum() for i, j in together) / 2
-        pairs[token_id], sequences[token_id] = len(together), len(set(of.tolist()))
-
+    squares, pairs, sequences = pairs_by_type(x, token_ids, sequence_ids, together=True)
     sequences = sequences if seen_in is None else seen_in
 
     def of_alike(token_id):
@@ -269,26 +269,20 @@ def coordinate_shares(x):
     }
 
 
-def nearest(x, k):
-    """Distances to the k nearest other rows, from all differences."""
+def all_distances(x):
+    """Between all rows, from differences; infinite between a row and itself."""
     x = wide(x)
-    found = np.full((len(x), k), np.nan)
-    for i, row in enumerate(x):
-        distances = np.sqrt(((x - row) ** 2).sum(1))
-        distances[i] = np.inf
-        nearest = np.sort(distances)[: len(x) - 1][:k]
-        found[i, : len(nearest)] = nearest
-    return found
+    distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
+    np.fill_diagonal(distances, np.inf)
+    return distances
 
 
-def twonn(distances):
-    """Facco et al. 2017 from the distances to two neighbours, shape (n, 2), of the nine tenths of
-    small ratios.
+def twonn(distances, used=None):
+    """Facco et al. 2017 from the distances to two neighbours or more, shape (n, 2 or more), in
+    order, of so many small ratios (default: nine tenths).
     """
-    if len(distances) < 3:
-        return np.nan
     mu = np.sort(distances[:, 1] / distances[:, 0])
-    m = int(np.floor(0.9 * len(mu) + 1e-9))
+    m = int(np.floor(0.9 * len(mu) + 1e-9)) if used is None else used
     if m < 2:
         return np.nan
     x, y = np.log(mu[:m]), -np.log1p(-np.arange(1, m + 1) / len(mu))
@@ -299,10 +293,8 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
     """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the
     other.
     """
-    x = wide(x)
     token_ids, sequence_ids, order = (np.asarray(each) for each in (token_ids, sequence_ids, order))
-    distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
-    np.fill_diagonal(distances, np.inf)
+    distances = all_distances(x)
     same_type, same_sequence = (each[:, None] == each for each in (token_ids, sequence_ids))
     nearest = distances.argmin(1)
     others = len(x) - 1
@@ -310,7 +302,7 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
         min(np.flatnonzero(token_ids == t), key=lambda i: order[i])
         for t in sorted(set(token_ids.tolist()))
     ]
-    between = np.sort(distances[np.ix_(drawn, drawn)], axis=1)[:, :2]
+    between = np.sort(distances[np.ix_(drawn, drawn)])
     within = np.where(same_type & ~same_sequence, distances, np.inf)
     within = np.sort(within[same_type.sum(1) >= 8], axis=1)[:, :2]
     within = within[np.isfinite(within).all(1)]
