@@ -5,23 +5,28 @@ no merging.
 import numpy as np
 from scipy import stats
 
+LINES = {"V_on_M_slope", "V_on_M_r2"}
+"""Keys of slopes over token types, and of their R²."""
+LINES |= {f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")}
+
 
 def wide(x):
     return np.asarray(x, dtype=np.float64)
 
 
+def m_and_v(x):
+    return (x.mean(0) ** 2).sum(), ((x - x.mean(0)) ** 2).mean(0).sum()
+
+
 def row_values(x):
     """Keys of the moments of all rows of ``x``, shape (n, d), each of which is a sequence."""
     x = wide(x)
-    mean = x.mean(0)
-    variance_of_dim = ((x - mean) ** 2).mean(0)
     norms = np.array([np.sqrt((row**2).sum()) for row in x])
     units = [row / norm for row, norm in zip(x, norms, strict=True) if norm > 0]
     gram = np.array(units) @ np.array(units).T
     pairs = len(units) * (len(units) - 1)
-    m, v = (mean**2).sum(), variance_of_dim.sum()
-    others = np.delete(x, (x**2).sum(0).argmax(), axis=1)
-    m_of_others, v_of_others = (others.mean(0) ** 2).sum(), others.var(0).sum()
+    m, v = m_and_v(x)
+    m_of_others, v_of_others = m_and_v(np.delete(x, (x**2).sum(0).argmax(), axis=1))
     return {
         "n": float(len(x)),
         "Q": np.mean([(row**2).sum() for row in x]),
@@ -33,7 +38,7 @@ def row_values(x):
         "norm_mean": norms.mean(),
         "norm_cv": norms.std() / norms.mean(),
         "norm_max": norms.max(),
-        "top_dim_share": variance_of_dim.max() / v,
+        "top_dim_share": x.var(0).max() / v,
         "first_positions_share": np.nan,
         "V_without_top_dim": v_of_others,
         "M_over_Q_without_top_dim": m_of_others / (m_of_others + v_of_others),
@@ -56,7 +61,7 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     x = wide(x)
     table = token_loop(x, token_ids)
     n, mean = len(x), x.mean(0)
-    v = ((x - mean) ** 2).sum(1).mean()
+    m, v = m_and_v(x)
     within = sum(count / n * variance for count, _, variance in table.values())
     between = sum(count / n * ((center - mean) ** 2).sum() for count, center, _ in table.values())
     values = {
@@ -64,9 +69,9 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
         "V_W": within,
         "V_B": between,
         "V_W_over_V": within / v,
-        "V_over_Q": v / (v + (mean**2).sum()),
-        "V_W_over_Q": within / (v + (mean**2).sum()),
-        "V_B_over_Q": between / (v + (mean**2).sum()),
+        "V_over_Q": v / (m + v),
+        "V_W_over_Q": within / (m + v),
+        "V_B_over_Q": between / (m + v),
     }
     lo, hi = regression_count_range
     used = [row for row in table.values() if lo <= row[0] <= hi]
@@ -119,7 +124,7 @@ def unbiased_values(x, token_ids, sequence_ids=None, within=None):
     """The estimate of V_W, what is left of V beside it, and the fraction."""
     x = wide(x)
     within = within_by_pairs(x, token_ids, sequence_ids) if within is None else within
-    between = ((x - x.mean(0)) ** 2).sum(1).mean() - within * (len(x) - 1) / len(x)
+    between = m_and_v(x)[1] - within * (len(x) - 1) / len(x)
     return {
         "V_W_unbiased": within,
         "V_B_unbiased": between,

@@ -13,8 +13,6 @@ from tests.observed import kept_rows
 CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)
 OF_SOME_TYPES = {"count_range": (5, 60), "regression_count_range": RANGE}
-OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2"}
-OVER_TYPES |= {f"{k}_freq_{of}" for k in "QMV" for of in ("slope", "r2")}
 
 
 def batches(size=6):
@@ -79,7 +77,7 @@ def test_types_without_a_group_are_looked_at_as_among_all_rows():
     lines = updated(every, x[regressed], ids[regressed]).compute()
     seen_in = {int(t): len(sequences[ids == t].unique()) for t in ids.unique()}
     expected = references.context_values(x[kept], ids[kept], sequences[kept], seen_in)
-    expected |= {key: lines[key] for key in OVER_TYPES}
+    expected |= {key: lines[key] for key in {"Q_t_cv", *references.LINES}}
     assert_values(some.compute(), expected, rtol=1e-8)
 
 
