@@ -4,23 +4,28 @@ no merging.
 
 import numpy as np
 
+LINES = {"V_on_M_slope", "V_on_M_r2"}
+"""Keys of slopes over token types, and of their R²."""
+LINES |= {f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")}
+
 
 def wide(x):
     return np.asarray(x, dtype=np.float64)
 
 
+def m_and_v(x):
+    return (x.mean(0) ** 2).sum(), ((x - x.mean(0)) ** 2).mean(0).sum()
+
+
 def row_values(x):
     """Keys of the moments of all rows of ``x``, shape (n, d), each of which is a sequence."""
     x = wide(x)
-    mean = x.mean(0)
-    variance_of_dim = ((x - mean) ** 2).mean(0)
     norms = np.array([np.sqrt((row**2).sum()) for row in x])
     units = [row / norm for row, norm in zip(x, norms, strict=True) if norm > 0]
     gram = np.array(units) @ np.array(units).T
     pairs = len(units) * (len(units) - 1)
-    m, v = (mean**2).sum(), variance_of_dim.sum()
-    others = np.delete(x, (x**2).sum(0).argmax(), axis=1)
-    m_of_others, v_of_others = (others.mean(0) ** 2).sum(), others.var(0).sum()
+    m, v = m_and_v(x)
+    m_of_others, v_of_others = m_and_v(np.delete(x, (x**2).sum(0).argmax(), axis=1))
     return {
         "n": float(len(x)),
         "Q": np.mean([(row**2).sum() for row in x]),
@@ -32,7 +37,7 @@ def row_values(x):
         "norm_mean": norms.mean(),
         "norm_cv": norms.std() / norms.mean(),
         "norm_max": norms.max(),
-        "top_dim_share": variance_of_dim.max() / v,
+        "top_dim_share": x.var(0).max() / v,
         "first_positions_share": np.nan,
         "V_without_top_dim": v_of_others,
         "M_over_Q_without_top_dim": m_of_others / (m_of_others + v_of_others),
@@ -55,7 +60,7 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     x = wide(x)
     table = token_loop(x, token_ids)
     n, mean = len(x), x.mean(0)
-    v = ((x - mean) ** 2).sum(1).mean()
+    m, v = m_and_v(x)
     within = sum(count / n * variance for count, _, variance in table.values())
     between = sum(count / n * ((center - mean) ** 2).sum() for count, center, _ in table.values())
     values = {
@@ -63,9 +68,9 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
         "V_W": within,
         "V_B": between,
         "V_W_over_V": within / v,
-        "V_over_Q": v / (v + (mean**2).sum()),
-        "V_W_over_Q": within / (v + (mean**2).sum()),
-        "V_B_over_Q": between / (v + (mean**2).sum()),
+        "V_over_Q": v / (m + v),
+        "V_W_over_Q": within / (m + v),
+        "V_B_over_Q": between / (m + v),
     }
     lo, hi = regression_count_range
     used = [row for row in table.values() if lo <= row[0] <= hi]
@@ -82,6 +87,22 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     return values
 
 
+def pairs_by_type(x, token_ids, sequence_ids, *, together):
+    """For each token type, over the pairs of occurrences in one sequence, or in different ones: the
+    sum of halves of squared distances, and the number of pairs; and the number of sequences.
+    """
+    squares, pairs, sequences = {}, {}, {}
+    for token_id in set(token_ids.tolist()):
+        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
+        counted = (of[:, None] == of) == together
+        np.fill_diagonal(counted, False)
+        squares[token_id] = sum(
+            ((rows[i] - rows[j]) ** 2).sum() / 2 for i, j in np.argwhere(counted)
+        )
+        pairs[token_id], sequences[token_id] = counted.sum(), len(set(of.tolist()))
+    return squares, pairs, sequences
+
+
 def within_by_pairs(x, token_ids, sequence_ids=None):
     """The within-token variance from all pairs of occurrences in different sequences, one pair
     after the other.
@@ -90,15 +111,7 @@ def within_by_pairs(x, token_ids, sequence_ids=None):
     sequence_ids = np.arange(len(x)) if sequence_ids is None else np.asarray(sequence_ids)
     if len(set(sequence_ids.tolist())) == 1:
         sequence_ids = np.arange(len(x))
-    squares, pairs, sequences = {}, {}, {}
-    for token_id in set(token_ids.tolist()):
-        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
-        apart = of[:, None] != of
-        squares[token_id] = (
-            sum(((row - rows[others]) ** 2).sum() for row, others in zip(rows, apart, strict=True))
-            / 2
-        )
-        pairs[token_id], sequences[token_id] = apart.sum(), len(set(of.tolist()))
+    squares, pairs, sequences = pairs_by_type(x, token_ids, sequence_ids, together=False)
     donors = [t for t in pairs if 2 <= sequences[t] <= 3] or [t for t in pairs if sequences[t] > 1]
     if not donors:
         return np.nan
@@ -110,7 +123,7 @@ def unbiased_values(x, token_ids, sequence_ids=None, within=None):
     """The estimate of V_W, what is left of V beside it, and the fraction."""
     x = wide(x)
     within = within_by_pairs(x, token_ids, sequence_ids) if within is None else within
-    between = ((x - x.mean(0)) ** 2).sum(1).mean() - within * (len(x) - 1) / len(x)
+    between = m_and_v(x)[1] - within * (len(x) - 1) / len(x)
     return {
         "V_W_unbiased": within,
         "V_B_unbiased": between,
@@ -127,15 +140,7 @@ def context_values(x, token_ids, sequence_ids, seen_in=None):
     """
     x, token_ids = wide(x), np.asarray(token_ids)
     sequence_ids = np.asarray(sequence_ids)
-    squares, pairs, sequences = {}, {}, {}
-    for token_id in set(token_ids.tolist()):
-        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
-        together = [
-            (i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]
-        ]
-        squares[token_id] = sum(((rows[i] - rows[j]) ** 2).sum() for i, j in together) / 2
-        pairs[token_id], sequences[token_id] = len(together), len(set(of.tolist()))
-
+    squares, pairs, sequences = pairs_by_type(x, token_ids, sequence_ids, together=True)
     sequences = sequences if seen_in is None else seen_in
 
     def of_alike(token_id):
@@ -231,26 +236,20 @@ def isoscore(x):
     return (n * fraction_used - 1) / (n - 1)
 
 
-def nearest(x, k):
-    """Distances to the k nearest other rows, from all differences."""
+def all_distances(x):
+    """Between all rows, from differences; infinite between a row and itself."""
     x = wide(x)
-    found = np.full((len(x), k), np.nan)
-    for i, row in enumerate(x):
-        distances = np.sqrt(((x - row) ** 2).sum(1))
-        distances[i] = np.inf
-        nearest = np.sort(distances)[: len(x) - 1][:k]
-        found[i, : len(nearest)] = nearest
-    return found
+    distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
+    np.fill_diagonal(distances, np.inf)
+    return distances
 
 
-def twonn(distances):
-    """Facco et al. 2017 from the distances to two neighbours, shape (n, 2), of the nine tenths of
-    small ratios.
+def twonn(distances, used=None):
+    """Facco et al. 2017 from the distances to two neighbours or more, shape (n, 2 or more), in
+    order, of so many small ratios (default: nine tenths).
     """
-    if len(distances) < 3:
-        return np.nan
     mu = np.sort(distances[:, 1] / distances[:, 0])
-    m = int(np.floor(0.9 * len(mu) + 1e-9))
+    m = int(np.floor(0.9 * len(mu) + 1e-9)) if used is None else used
     if m < 2:
         return np.nan
     x, y = np.log(mu[:m]), -np.log1p(-np.arange(1, m + 1) / len(mu))
@@ -261,10 +260,8 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
     """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the
     other.
     """
-    x = wide(x)
     token_ids, sequence_ids, order = (np.asarray(each) for each in (token_ids, sequence_ids, order))
-    distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
-    np.fill_diagonal(distances, np.inf)
+    distances = all_distances(x)
     same_type, same_sequence = (each[:, None] == each for each in (token_ids, sequence_ids))
     nearest = distances.argmin(1)
     others = len(x) - 1
@@ -272,7 +269,7 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
         min(np.flatnonzero(token_ids == t), key=lambda i: order[i])
         for t in sorted(set(token_ids.tolist()))
     ]
-    between = np.sort(distances[np.ix_(drawn, drawn)], axis=1)[:, :2]
+    between = np.sort(distances[np.ix_(drawn, drawn)])
     within = np.where(same_type & ~same_sequence, distances, np.inf)
     within = np.sort(within[same_type.sum(1) >= 8], axis=1)[:, :2]
     within = within[np.isfinite(within).all(1)]

@@ -28,21 +28,13 @@ def keys_under(heading):
     return {key for keys, _ in _sections(heading) for key in keys}
 
 
-def _numbers(heading, first):
-    """The numbers in the rows of tables that begin so, with what the row is of."""
-    for chapter in _chapters(heading):
-        for row in re.findall(rf"^\| {first}([\d,]+) \|(.+)\|$", chapter, flags=re.MULTILINE):
-            yield int(row[0].replace(",", "")), [float(cell) for cell in row[1].split("|")]
-
-
 KEYS = [key for keys, _ in _sections("") for key in keys]
 """Every key that is defined."""
 
-_WIDTHS = (2, 8, 32, 128, 768)
-
 TWONN = {
-    (n, dim): value
-    for n, values in _numbers("Intrinsic", "N = ")
-    for dim, value in zip(_WIDTHS, values, strict=True)
+    (int(n.replace(",", "")), dim): float(cell)
+    for chapter in _chapters("Intrinsic")
+    for n, cells in re.findall(r"^\| N = ([\d,]+) \|(.+)\|$", chapter, flags=re.MULTILINE)
+    for dim, cell in zip((2, 8, 32, 128, 768), cells.split("|"), strict=True)
 }
 """TwoNN of Gaussian rows, by their number and width."""

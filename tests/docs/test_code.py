@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import fields
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -46,13 +45,6 @@ TARGETS = {
 }
 
 
-@pytest.fixture
-def undrawn():
-    """Monitors draw nothing, which takes most of the time of so short a run."""
-    with mock.patch("embedgeo.report.live.draw_pictures", return_value=()):
-        yield
-
-
 # lightning's and transformers' advice on a run as short, and a machine as small, as these
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
@@ -61,8 +53,10 @@ def undrawn():
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
+def test_every_python_block_runs(page, results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # monitors draw nothing, which takes most of the time of so short a run
+    monkeypatch.setattr("embedgeo.report.live.draw_pictures", lambda *_: ())
     for step in (0, 512):  # in place of the Hub's
         write_files(tmp_path / f"EleutherAI/pythia-70m/step{step}", checkpoint_files(step))
     names = blocks.names(results)

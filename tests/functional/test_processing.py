@@ -6,13 +6,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from embedgeo.functional import (
-    pca_whitening,
-    principal_axes,
-    row_scatter,
-    top_removal,
-    z_scoring,
-)
+from embedgeo.functional import pca_whitening, principal_axes, row_scatter, top_removal, z_scoring
 from tests.data import spectral
 
 VARIANCES = [50.0, 9.0, 4.0, 2.0, 1.0, 0.5, 0.2, 0.01]

@@ -22,11 +22,7 @@ from embedgeo.results.records import model_record
 from tests.files import contents
 from tests.records import layer_records
 from tests.report.page import report
-from tests.report.synthetic import (
-    EVERYTHING,
-    layer_names,
-    make_sweep,
-)
+from tests.report.synthetic import EVERYTHING, layer_names, make_sweep
 
 KINDS = ("dynamics", "profile", "heatmap")
 GOLDEN = Path(__file__).with_name("page.txt")
@@ -103,17 +99,12 @@ def test_several_runs_are_compared_over_relative_depth_side_by_side(tmp_path):
     assert "same-1-M_over_Q-dynamics" in page.figures
 
 
-def write_history(folder, value=1.0, n=512.0, **options):
-    """Write the history of a run of steps 0 and 8 anew."""
-    file = HistoryFile(folder, **options)
+def write_history(folder):
+    """Write the history of a run of steps 0 and 8."""
+    file = HistoryFile(folder)
     for step in (0, 8):
         layers = ("embed", "block.00", "block.01")
-        file.add(
-            [
-                *layer_records(step, value + step, layers=layers, metrics=["my_metric"]),
-                *layer_records(step, n, layers=layers, metrics=["n"]),
-            ]
-        )
+        file.add(layer_records(step, 1.0 + step, layers=layers, metrics=["my_metric"]))
     file.close()
     return file.path
 
@@ -122,11 +113,7 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     tmp_path,
 ):
     """The loss is the last run's, and before it that of the run it goes on with."""
-    file = HistoryFile(tmp_path)
-    for step in (0, 8):
-        layers = ("embed", "block.00", "block.01")
-        file.add(layer_records(step, 1.0 + step, layers=layers, metrics=["my_metric"]))
-    file.close()
+    history = write_history(tmp_path)
     for steps, loss in ((range(0, 20, 2), 3.0), (range(5, 12, 2), 2.0)):
         with SummaryWriter(str(tmp_path), filename_suffix=f".{loss}") as writer:
             for step in steps:
@@ -137,7 +124,7 @@ def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_
     loss = page.numbers("training-loss-small", "step").iloc[:, 0]
     assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
     assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
-    kept = file.path.rename(tmp_path / "history.1.parquet")
+    kept = history.rename(tmp_path / "history.1.parquet")
     assert [run.of_model("training_loss").to_dict() for run in read_runs([kept])] == [{}]
 
 

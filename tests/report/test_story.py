@@ -10,24 +10,23 @@ from embedgeo.report import figures
 from embedgeo.report.runs import make_run, runs_of_records, with_baseline
 from embedgeo.report.story import stories, story
 
-LAYERS = ("embed", "block.00", "block.01")
+
+def records_of(metric, step, error=nan, **values):
+    layers = {"mean": ("mean", -1), "embed": ("embed", 0), "b0": ("block.00", 1)}
+    layers["b1"] = "block.01", 2
+    return [
+        {"step": step, "layer": layers[key][0], "layer_index": layers[key][1]}
+        | {"width": 8, "metric": metric, "value": value, "stderr": error}
+        for key, value in values.items()
+    ]
 
 
 def run_of(means, error=nan, metric="M_over_Q"):
     """A run of two blocks, one 0.1 below and one 0.1 above their mean."""
-    records = [
-        {
-            "step": step,
-            "layer": layer,
-            "layer_index": i,
-            "width": 16,
-            "metric": metric,
-            "value": mean + (0, -0.1, 0.1)[i],
-            "stderr": error,
-        }
-        for step, mean in means.items()
-        for i, layer in enumerate(LAYERS)
-    ]
+    records = []
+    for step, mean in means.items():
+        of_layers = {"embed": mean, "b0": mean - 0.1, "b1": mean + 0.1}
+        records += records_of(metric, step, error, **of_layers)
     return replace(runs_of_records(pd.DataFrame(records))[0], label="run")
 
 
@@ -39,15 +38,6 @@ def test_a_sentence_says_where_a_number_began_turned_and_ended():
         "(0.65 at block.00 to 0.85 at block.01)."
     ]
     assert stories([run]) == [("run", story(run))]
-
-
-def records_of(metric, step, **values):
-    layers = {"mean": -1, "b0": 1, "b1": 2}
-    return [
-        {"step": step, "layer": layer.replace("b", "block.0"), "layer_index": layers[layer]}
-        | {"width": 8, "metric": metric, "value": value, "stderr": nan}
-        for layer, value in values.items()
-    ]
 
 
 def test_a_mean_is_the_one_on_record_or_there_is_none():

@@ -3,11 +3,7 @@
 import pytest
 
 from embedgeo.glossary import GROUPS, headlines, in_order, known_terms, term
-from embedgeo.results.events import (
-    custom_scalars_layout,
-    tagged_scalars,
-    write_events,
-)
+from embedgeo.results.events import custom_scalars_layout, tagged_scalars, write_events
 from embedgeo.results.records import Record, block_means
 from tests.files import events_of
 
