@@ -166,6 +166,12 @@ def test_of_several_lists_in_a_pretrained_model_of_ones_own_none_is_guessed():
         layer_names(TwoTowers())
 
 
+def test_blocks_beside_a_transformer_of_torch_are_not_passed_over():
+    inner = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+    with pytest.raises(ValueError, match=r"has inner.encoder.layers, trunk side by side"):
+        layer_names(nn.ModuleDict({"trunk": blocks(3), "inner": inner}))
+
+
 def test_a_list_inside_of_blocks_is_not_the_blocks():
     model = NanoGPT()
     expected = layer_names(model)

@@ -300,17 +300,17 @@ class Probe:
             raise
 
     def _weight_versions(self) -> list[object]:
-        """What shows a change of the weights; of ``.data`` the sums of the tables do."""
+        """What shows a change of the weights; of ``.data`` the norms of the tables do."""
         versions = [version(weight) for weight in self._inputs.weights]
         if has_other_ranks():  # sharded ones have other values, or none, between passes
             return versions
         tables = [weight for table in self._inputs.tables for weight in table.parameters()]
-        sums = (
-            weight.detach().sum(dtype=_at_least_float32(weight))
+        norms = (
+            torch.linalg.vector_norm(weight.detach(), dtype=_at_least_float32(weight))
             for weight in tables or self._inputs.weights[:1]
             if weight.is_floating_point() and weight.itemsize > 1
         )
-        return [*versions, *(each.nan_to_num() for each in sums)]
+        return [*versions, *(each.nan_to_num() for each in norms)]
 
     def _begin_call(self, module: nn.Module, *call: Any) -> None:
         if not self._inputs.depth:

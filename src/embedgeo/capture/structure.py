@@ -86,8 +86,15 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
     measured = measured_model(model)
     paths = {module: name for name, module in measured.named_modules()}
     is_known = type(measured).__module__.startswith("transformers.")
-    for part in submodels(model).values() if also_by_hand and not is_known else ():
-        lists = [f"{paths[stack.parent]}.{stack.name}".lstrip(".") for stack in _stacks(part)]
+    parts = [] if is_known or not also_by_hand else [*submodels(model).values()]
+    for part in parts:
+        others = (
+            stack
+            for stack in _stacks(measured)
+            if not any(contains_any(each, stack.blocks) for each in parts)
+        )
+        stacks = *_stacks(part), *others
+        lists = [f"{paths[stack.parent]}.{stack.name}".lstrip(".") for stack in stacks]
         if len(lists) > 1:
             raise ValueError(
                 f"one list of blocks must be measured; {type(model).__name__} has {listed(lists)} "
