@@ -495,7 +495,7 @@ class Geometry:
             )
         if answer:
             raise ValueError(
-                f"ranks must observe one model with the same arguments; {answer} differs."
+                f"ranks must observe one model alike; {answer} differs. Give one value to all."
             )
 
     def measured_layers(self) -> list[MeasuredLayer]:
