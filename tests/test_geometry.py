@@ -163,6 +163,26 @@ def test_ranks_that_have_parts_of_the_same_sequences_are_refused(tmp_path):
         assert "position ids begin at 0 on one rank and at 6 on another one" in message
 
 
+@pytest.mark.slow
+def test_ranks_that_observe_with_other_arguments_or_layers_are_told_which(tmp_path):
+    for messages in on_two_ranks(messages_of_others, tmp_path):
+        differing = [each.split()[6] for each in messages]
+        assert differing == ["skip_first_positions", "layers", "model"]
+
+
+def messages_of_others(rank):
+    messages = []
+    for geometry in (
+        embedgeo.Geometry(gpt_neox(), skip_first_positions=rank),
+        embedgeo.Geometry(gpt_neox(num_hidden_layers=1 + rank), "*.mlp"),
+        embedgeo.Geometry(gpt_neox(hidden_size=16 + 16 * rank)),
+    ):
+        with pytest.raises(ValueError, match="alike") as caught:
+            geometry.compute()
+        messages.append(str(caught.value))
+    return messages
+
+
 def message_of_parts(rank):
     batch = token_batch(length=6)
     with observe(gpt_neox()) as geometry:

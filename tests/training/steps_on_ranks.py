@@ -3,6 +3,8 @@ other.
 """
 
 import logging
+import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import Drift, IntrinsicDimension, StepMonitor, observe
+from embedgeo import Drift, Geometry, IntrinsicDimension, StepMonitor, observe
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches, split
@@ -195,13 +197,14 @@ def of_context_parallelism():
     said = {}
     for name, mesh in meshes.items():
         model = fully_shard(new_model(), mesh=mesh)
-        for measure in (StepMonitor, observe):
+        given = partial(StepMonitor, device_mesh=mesh)
+        for how, measure in {"parameters": StepMonitor, "observe": observe, "given": given}.items():
             try:
                 with measure(model):
                     pass
-                said[name, measure.__name__] = ""
+                said[name, how] = ""
             except ValueError as error:
-                said[name, measure.__name__] = str(error)
+                said[name, how] = str(error)
     return said
 
 
@@ -233,22 +236,29 @@ def own_experts(rank, layers, mesh_names=None):
 
 def by_themselves():
     """What is measured of models in tensor parallel whose mesh is given by their parameters alone,
-    also if they are made parallel later, and what is said of one without names.
+    also if they are made parallel later, what is said of one without names, and how many files are
+    open after another geometry and monitor, and after more of them.
     """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = new_model()
     options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
-    with StepMonitor(model, **options) as later:
+    with StepMonitor(model, **options) as later, observe(model, metrics=token_moments) as before:
         split(model, mesh)
         monitor = StepMonitor(model, **options)
         with later.step(0), monitor, monitor.step(0), observe(model, metrics=token_moments) as seen:
             model(**batch_of(0, 0))
     tables = [by_step(each.history)[0] for each in (monitor, later)]
+    tables += [each.compute() for each in (seen, before)]
+    opened = []
+    for _ in range(2):
+        Geometry(model)
+        StepMonitor(model).close()
+        opened.append(len(os.listdir("/dev/fd")))
     unnamed = dist.init_device_mesh("cpu", (2,))
     try:
         StepMonitor(split(new_model(), unnamed))
     except ValueError as error:
-        return [*tables, seen.compute()], str(error)
+        return tables, str(error), opened
 
 
 def said(rank):
@@ -288,14 +298,15 @@ def everything(rank, folder):
     results["context"] = of_context_parallelism()
     results["said"] = said(rank)
     results["apart"] = apart(rank)
-    results["by themselves"] = by_themselves()
+    results["by themselves"] = [by_themselves()]
     results["experts"] = {
         "on a mesh": own_experts(rank, "blocks", ("ep", "cp")),
         "of data and model": own_experts(rank, "blocks", ("data", "model")),
         "each": own_experts(rank, "*.experts.*"),
     }
-
-    return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
+    results |= {"failing": with_failures(rank), **at_the_ends(rank, folder)}
+    results["by themselves"].append(by_themselves())  # in another process group
+    return results
 
 
 def on_four(rank):

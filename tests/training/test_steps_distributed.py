@@ -98,10 +98,11 @@ def test_the_mesh_of_tensor_parallelism_is_that_of_the_parameters(two):
     batches = [batch_at("tensor parallel", 0, 0)]
     expected = in_one_process(plain("tensor parallel"), batches, metrics=token_moments)
     for rank in two:
-        tables, refused = rank["by themselves"]
-        for table in tables:
-            assert_same_values(table, expected)
-        assert "device_mesh= must be given" in refused
+        for tables, refused, (before, after) in rank["by themselves"]:
+            for table in tables:
+                assert_same_values(table, expected)
+            assert "device_mesh= must be given" in refused
+            assert before == after
 
 
 def test_each_rank_may_have_experts_of_its_own_inside_of_blocks_that_are_measured(two):
@@ -147,12 +148,13 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         )
 
 
-@pytest.mark.parametrize("measure", ["StepMonitor", "observe"])
-def test_context_parallelism_is_refused_where_the_mesh_of_the_parameters_tells_it(two, measure):
+@pytest.mark.parametrize("measure", ["parameters", "observe", "given"])
+def test_context_parallelism_is_refused_where_the_whole_mesh_tells_it(two, measure):
     for rank in two:
         said = rank["context"]
-        assert "got parameters on a mesh with context, of 2 ranks" in said["one", measure]
-        assert "got parameters on a mesh with cp, of 2 ranks" in said["joined", measure]
+        got = "got" if measure == "given" else "got parameters on a mesh with"
+        assert f"{got} context" in said["one", measure]
+        assert f"{got} cp" in said["joined", measure]
         assert said["of data", measure] == ""
 
 

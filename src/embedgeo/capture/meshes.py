@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -22,7 +23,7 @@ _ROWS = re.compile(
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 
-_shared = WeakKeyDictionary[dist.ProcessGroup, dict[str, OwnGroup]]()  # by default group and mesh
+_shared = WeakKeyDictionary[Any, dict[str, OwnGroup]]()  # by default group and mesh
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
@@ -35,7 +36,7 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     """
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     known = _ROWS, _REPEATED, STAGES
-    context = [*context_dimensions(mesh)]
+    context = context_dimensions(mesh)
     other = context or [
         name or "an unnamed one"
         for name, size in zip(names, mesh.shape, strict=True)
@@ -65,7 +66,6 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
 
 def shared_group(mesh: DeviceMesh) -> OwnGroup:
     """`data_parallel_group`, one for all meshes of these ranks and names; do not end it."""
-    assert dist.group.WORLD is not None
     made = _shared.setdefault(dist.group.WORLD, {})
     key = str((mesh.mesh.tolist(), mesh.mesh_dim_names))
     if key not in made:

@@ -107,22 +107,21 @@ def require_whole_sequences(model: nn.Module) -> None:
     """Raise ValueError if the mesh of the parameters has a dimension of context parallelism."""
     weights = [each for each in model.parameters() if isinstance(each, DTensor)]
     for mesh in {each.device_mesh for each in weights}:
-        for name, size in context_dimensions(mesh).items():
+        for name in context_dimensions(mesh):
             raise ValueError(
-                f"each rank must have whole sequences; got parameters on a mesh with {name}, of "
-                f"{size} ranks, as under context parallelism. Sweep over the checkpoints."
+                f"each rank must have whole sequences; got parameters on a mesh with {name}, as "
+                "under context parallelism. Sweep over the checkpoints."
             )
 
 
-def context_dimensions(mesh: DeviceMesh) -> dict[str, int]:
-    """Dimensions of context parallelism, of more than one rank, of the whole mesh, with their
-    sizes.
+def context_dimensions(mesh: DeviceMesh) -> list[str]:
+    """Dimensions of context parallelism, of more than one rank, of the whole mesh.
 
     accelerate joins dimensions to one named dp_shard_cp, also where cp is 1.
     """
     whole = whole_mesh(mesh)
     sizes = zip(whole.mesh_dim_names or (), whole.shape, strict=False)
-    return {name: size for name, size in sizes if size > 1 and _CONTEXT.fullmatch(name)}
+    return [name for name, size in sizes if size > 1 and _CONTEXT.fullmatch(name)]
 
 
 def _several(model: nn.Module, names: Sequence[str]) -> ValueError:

@@ -485,8 +485,8 @@ class Geometry:
     def _come(self) -> None:
         meetings = Meetings("observe")
         names = [layer.name for layer in self.layers]
-        compared = self.settings | {"layers": names, "model": model_width(self.model)}
-        answer = meetings.begin(self.wait_seconds, compared)
+        of_model = {"layers": names, "model": model_width(self.model)}
+        answer = meetings.begin(self.wait_seconds, self.settings | of_model)
         meetings.leave()
         if answer is None:
             raise OtherRankError(
@@ -495,7 +495,7 @@ class Geometry:
             )
         if answer:
             raise ValueError(
-                f"ranks must observe one model with the same arguments; {answer} differs."
+                f"ranks must observe one model alike; {answer} differs. Give one value to all."
             )
 
     def measured_layers(self) -> list[MeasuredLayer]:
