@@ -11,12 +11,14 @@ from torch import nn
 from embedgeo import GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import (
+    Manual,
     TinyLM,
     WithoutDropout,
     assert_same_values,
     by_step,
     fit,
     in_one_process,
+    loader,
     moments,
     of_monitors,
     steps,
@@ -51,7 +53,28 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 4, 2, 2), (4, 6, 5, 4, 4, 3)])
+class Raw(Manual, KeepsBatches):
+    """Takes steps that Lightning does not count."""
+
+    def optimizers(self):
+        return super().optimizers(use_pl_optimizer=False)
+
+    def on_train_epoch_end(self):
+        self.num_alive = sum(ids() is not None for ids in self.ids)
+
+
+def test_of_steps_that_lightning_does_not_count_no_batch_is_kept(tmp_path):
+    options = {"data": loader(4 * 76), "max_epochs": 1}
+    told = "0 in the 75th batch.*global_step does not count this optimizer"
+    with pytest.warns(UserWarning, match=told) as caught:
+        module, _ = fit(tmp_path, GeometryMonitor(), module=Raw(accumulate=60), **options)
+    assert len(of_monitors(caught)) == 1
+    assert module.num_alive < 3
+
+
+@pytest.mark.parametrize(
+    "sizes", [(4, 4, 2), (4, 4, 2, 2), (4, 6, 5, 4, 4, 3), [8] * 9 + [4] * 9 + [3]]
+)
 def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
     model = gpt_neox()
     with StepMonitor(model, 100, metrics=moments, on_error="raise") as monitor:

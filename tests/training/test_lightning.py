@@ -16,12 +16,12 @@ from embedgeo import GeometryMonitor
 from tests.files import events_of
 from tests.training.runs import (
     TinyLM,
-    ValidatedLM,
     WithoutDropout,
     fit,
     loader,
     moments,
     steps,
+    token_moments,
     value,
 )
 
@@ -41,7 +41,7 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
         probe=probe,
         probe_forward=lambda pl_module, batch: pl_module(batch),
         token_ids=lambda batch: batch["input_ids"] * 0 + 7,
-        mask=lambda batch: batch["input_ids"] % 2 == 0,
+        mask=lambda batch: batch["changed"] % 2 == 0,
         on_error="raise",
     )
     fit(tmp_path, monitor, module=Tokens(), max_steps=2)
@@ -51,33 +51,21 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
     assert value(monitor, 0, "block.00", "n") == even
 
 
-class Masks(ValidatedLM):
-    """Cuts batches before they are moved, and masks them afterwards in training alone."""
-
-    def __init__(self, see):
-        super().__init__()
-        tell = lambda m, args, batch: see((self.trainer.validating, batch["input_ids"]))  # noqa: E731
-        self.model.register_forward_pre_hook(tell, with_kwargs=True)
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return {name: each[:, :7] for name, each in batch.items()}
+class Masks(TinyLM):
+    """Masks all tokens in training."""
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
-        ids = torch.where(torch.rand(4, 7) < 0.5, 0, batch["input_ids"])
-        return {**batch, "input_ids": ids} if self.trainer.training else batch
+        return {**batch, "input_ids": batch["input_ids"] * self.trainer.validating}
 
 
 def test_a_probe_goes_the_way_of_validation_and_the_last_training_batches_do_not(tmp_path):
-    held = GeometryMonitor(10, probe=loader(4, seed=1), metrics=moments, on_error="raise")
-    last = GeometryMonitor(10, prefix="last", metrics=moments, on_error="raise")
-    options = {"val": loader(4, seed=1), "val_check_interval": 1, "num_sanity_val_steps": 0}
-    seen = []
-    fit(tmp_path, held, last, module=Masks(seen.append), max_steps=1, **options)
-    assert [validating for validating, _ in seen] == [True, False, True, True, False]
-    probed, trained, validated, probed_again, trained_again = (ids for _, ids in seen)
-    assert torch.equal(probed, validated)
-    assert torch.equal(probed_again, validated)
-    assert torch.equal(trained, trained_again)
+    options = {"metrics": token_moments, "on_error": "raise"}
+    held = GeometryMonitor(10, probe=loader(4), **options)
+    last = GeometryMonitor(10, prefix="last", **options)
+    fit(tmp_path, held, last, module=Masks(), max_steps=1)
+    for step in (0, 1):
+        assert value(held, step, "block.00", "token_types") > 1
+        assert value(last, step, "block.00", "token_types") == 1
 
 
 class LogsInForward(WithoutDropout):
@@ -104,17 +92,10 @@ def test_what_a_module_logs_in_forward_is_of_training_alone(tmp_path):
     assert "log" not in vars(run.lightning_module)
 
 
-class OfTheOther(pytorch_lightning.LightningModule):
-    training_step, configure_optimizers = TinyLM.training_step, TinyLM.configure_optimizers
-
-
-def test_the_trainer_of_the_other_package_is_refused(tmp_path):
-    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False}
-    run = pytorch_lightning.Trainer(
-        callbacks=[GeometryMonitor()], default_root_dir=tmp_path, **options
-    )
+def test_the_trainer_of_the_other_package_is_refused():
+    other = pytorch_lightning.Trainer(accelerator="cpu", logger=False, max_epochs=1)
     with pytest.raises(TypeError, match=r"got one of pytorch_lightning\S*\. Write"):
-        run.fit(OfTheOther(), loader())
+        GeometryMonitor().setup(other, None, "fit")
 
 
 @pytest.mark.slow

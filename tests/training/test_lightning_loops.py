@@ -1,7 +1,5 @@
 """Every way to drive a Trainer: what is measured when, and at which step."""
 
-import weakref
-
 import lightning as L
 import pytest
 import torch
@@ -20,8 +18,6 @@ from tests.training.runs import (
     loader,
     moments,
     n_at,
-    of_monitors,
-    steps,
     trainer,
 )
 
@@ -81,36 +77,10 @@ def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options,
     assert hooks(made) == 0
 
 
-@pytest.mark.parametrize("probe", [None, loader(4)])
-def test_an_optimizer_that_global_step_does_not_count_ends_measuring_and_nothing_is_kept(
-    tmp_path, probe
-):
-    class Raw(Manual):
-        def optimizers(self):
-            return super().optimizers(use_pl_optimizer=False)
-
-        def training_step(self, batch, batch_idx):
-            batches.append(weakref.ref(batch["input_ids"]))
-            super().training_step(batch, batch_idx)
-
-    batches, monitor = [], GeometryMonitor(10, metrics=moments, probe=probe)
-    with pytest.warns(UserWarning, match="global_step does not count this optimizer") as caught:
-        module, _ = fit(tmp_path, monitor, module=Raw(), data=loader(240), max_epochs=1)
-    assert len(of_monitors(caught)) == 1
-    assert sum(batch() is not None for batch in batches) <= 2
-    assert (steps(monitor), hooks(module)) == ([0] * (probe is not None), 0)
-
-
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
     monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)
     assert n_at(monitor) == dict.fromkeys((0, 4, 8, 12), 2 * BATCH)
-
-
-def test_the_last_probe_measurement_is_at_the_first_step_after_a_scheduled_one(tmp_path):
-    monitor = GeometryMonitor(5, metrics=moments, probe=loader(4), on_error="raise")
-    fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=6)
-    assert steps(monitor) == [0, 6]
 
 
 def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):

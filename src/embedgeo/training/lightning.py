@@ -206,8 +206,7 @@ class GeometryMonitor(Monitor, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._after_batch(trainer.global_step)
-        if self.measure_last:
-            self._left = first_numbers(self._watched)
+        self._left = first_numbers(self._watched)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._detach()  # no on_train_batch_end follows where the module skips a batch

@@ -312,7 +312,7 @@ class Monitor(ABC):
         self._now = -1  # the step of the last batch
         self._num_batches = 0  # of that step, so far
         self._watched: Sequence[Tensor] = []  # a few parameters
-        self._numbers: list[Tensor] = []  # of these, some batches ago
+        self._numbers: list[Tensor] = []  # of these, in an earlier batch of it
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
@@ -584,8 +584,9 @@ class Monitor(ABC):
 
     @_guarded
     def _before_batch(self, step: int, batch: Any) -> None:
-        self._num_batches = self._num_batches + 1 if step == self._now else 1
-        self._now = step
+        if step != self._now:
+            self._now, self._num_batches, self._numbers = step, 0, []
+        self._num_batches += 1
         if self._geometry is None:
             return
         if self._num_batches % _WATCHED_BATCHES == 0:
@@ -607,10 +608,9 @@ class Monitor(ABC):
                 self._attach(batch)
 
     def _require_still_weights(self) -> None:
-        """Raise ValueError, with nothing kept, if the weights change on and on within a step."""
+        """Raise ValueError, with nothing kept, if the weights have changed within a step."""
         before, self._numbers = self._numbers, first_numbers(self._watched)
-        has_before = self._num_batches > _WATCHED_BATCHES
-        if has_before and not all(map(torch.equal, before, self._numbers)):
+        if not all(map(torch.equal, before, self._numbers)):
             self._detach()
             self._geometry, self._window_start = None, None
             self._last_batches = LastBatches(self.schedule.window)
