@@ -311,9 +311,7 @@ def load_model(
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=bool(trust_remote_code),
-        use_safetensors=contents.weights[0].name.endswith(
-            (".safetensors", ".safetensors.index.json")
-        ),
+        use_safetensors=".safetensors" in contents.weights[0].name,
         weights_only=True,
     )
     _require_all_weights(model, info, types)

@@ -44,7 +44,8 @@ class Sweep:
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
         # a folder holds results of one choice of steps
-        self._locks = Locks(self.folder.path, is_alone=not self.settings.are_steps_by_rule)
+        is_alone = self.settings.steps not in ("all", "log", "final")
+        self._locks = Locks(self.folder.path, is_alone=is_alone)
         self._status = Console().status("")
         self._width = min(max(20, *(len(each.name) for each in self.plan.checkpoints)), 40)
         self._started = time.monotonic()

@@ -276,11 +276,6 @@ class SweepSettings:
         return [name.rstrip("/") or name for name in given]
 
     @property
-    def are_steps_by_rule(self) -> bool:
-        """True unless the steps themselves are given."""
-        return self.steps in ("all", "log", "final")
-
-    @property
     def texts(self) -> Sequence[str]:
         """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text
@@ -297,10 +292,13 @@ class SweepSettings:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may
         have more of them.
         """
-        kinds = ["tokens"] if self.token_tables else []
-        kinds += ["spectra"] if self.spectrum else []
-        kinds += ["jackknife"] if self.jackknife else []
-        return [*kinds, "coordinates"] if self.coordinates else kinds
+        asked = {
+            "tokens": self.token_tables,
+            "spectra": self.spectrum,
+            "jackknife": self.jackknife,
+            "coordinates": self.coordinates,
+        }
+        return [kind for kind, is_asked in asked.items() if is_asked]
 
     @property
     def layer_patterns(self) -> list[str]:
