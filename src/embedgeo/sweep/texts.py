@@ -194,8 +194,9 @@ def prepare_texts(
                 require_fit(model, text, fitted)
                 inner = measured_model(model)
                 kind = f"{model_name}: {type(inner).__name__}"
-                is_known = loading.has_causal_head(getattr(inner, "config", None))
-                if text.begins_with.endswith("no row") and not is_known:
+                if text.begins_with.endswith("no row") and not loading.has_causal_head(
+                    getattr(inner, "config", None)
+                ):
                     lines.append(
                         f"{kind} is taken as a decoder: sequences begin with {text.begins_with}. "
                         "If it is an encoder, give --special-tokens bos+eos"
