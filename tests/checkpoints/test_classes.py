@@ -2,7 +2,6 @@
 known.
 """
 
-import json
 import sys
 
 import pytest
@@ -40,7 +39,15 @@ from tests.sweep.conftest import (
     text as text,  # noqa: PLC0414
 )
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import REPOSITORY, SIZES, bin_file, checkpoint_files, model, write_files
+from tests.sweep.tiny import (
+    REPOSITORY,
+    SIZES,
+    bin_file,
+    changed,
+    checkpoint_files,
+    model,
+    write_files,
+)
 
 CODE = b"""
 from transformers import GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
@@ -63,6 +70,7 @@ CLASSES = {
     "AutoModelForSequenceClassification": "MineForCausalLM",
 }
 TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64}
+GPT2 = checkpoint_files(1, "gpt2")
 UNDECIDED = "auto_map names code that comes with the model; --trust-remote-code true runs"
 
 
@@ -74,12 +82,6 @@ def modules(monkeypatch, tmp_path):
     yield
     for name in [each for each in sys.modules if each.startswith("transformers_modules")]:
         del sys.modules[name]
-
-
-def changed(file="config.json", **changes):
-    """Files of a checkpoint, of which a configuration is changed."""
-    files = checkpoint_files(1, "gpt2")
-    return {**files, file: json.dumps({**json.loads(files[file]), **changes}).encode()}
 
 
 def load(folder, **options):
@@ -104,14 +106,14 @@ class Mine(GPT2LMHeadModel):
     ],
 )
 def test_what_transformers_calls_a_class_in_any_spelling_is_known(tmp_path, names):
-    write_files(tmp_path, changed(architectures=names))
+    write_files(tmp_path, changed(GPT2, architectures=names))
     assert type(load(tmp_path)) is GPT2LMHeadModel
 
 
 def test_a_class_that_transformers_does_not_have_is_refused_unless_it_is_registered(
     tmp_path, monkeypatch
 ):
-    write_files(tmp_path, changed(architectures=["Mine"]))
+    write_files(tmp_path, changed(GPT2, architectures=["Mine"]))
     for trusted in (None, False, True):  # there is no code to run
         with pytest.raises(
             ValueError,
@@ -149,7 +151,7 @@ def test_of_code_beside_a_known_model_type_it_must_be_said_whether_it_is_run(
     tmp_path, capsys, names, trusted_class
 ):
     auto_map = {each: f"mine.{CLASSES[each]}" for each in names}
-    files = changed(architectures=[trusted_class], auto_map=auto_map)
+    files = changed(GPT2, architectures=[trusted_class], auto_map=auto_map)
     whole = model(1, "gpt2")
     body = whole.transformer if trusted_class == "MineModel" else whole
     weights = {"model.safetensors": None, "pytorch_model.bin": bin_file(body.state_dict())}
@@ -168,14 +170,14 @@ def test_of_code_beside_a_known_model_type_it_must_be_said_whether_it_is_run(
 
 
 def test_code_of_a_configuration_alone_is_not_asked_about(tmp_path):
-    write_files(tmp_path, changed(auto_map={"AutoConfig": "mine.Config"}))
+    write_files(tmp_path, changed(GPT2, auto_map={"AutoConfig": "mine.Config"}))
     assert type(load(tmp_path)) is GPT2LMHeadModel
 
 
 @pytest.mark.usefixtures("modules")
 def test_of_code_for_a_tokenizer_it_must_be_said_whether_it_is_run(tmp_path):
     for code in ({"AutoTokenizer": [None, "mine.MineTokenizer"]}, [None, "mine.MineTokenizer"]):
-        files = changed("tokenizer_config.json", auto_map=code)
+        files = changed(GPT2, "tokenizer_config.json", auto_map=code)
         write_files(tmp_path / "mine", {**files, "mine.py": CODE})
         with pytest.raises(ValueError, match=rf"^tokenizer_config\.json: {UNDECIDED}"):
             load_tokenizer(tmp_path / "mine")
@@ -189,14 +191,9 @@ def test_of_code_for_a_tokenizer_it_must_be_said_whether_it_is_run(tmp_path):
 def test_the_code_of_a_repository_is_fetched_where_it_is_trusted(hub, options, capsys):
     tokenizer = {"auto_map": {"AutoTokenizer": [None, "mine.MineTokenizer"]}}
     files = changed(
-        architectures=["MineModel"], auto_map={"AutoModelForCausalLM": "mine.MineForCausalLM"}
+        GPT2, architectures=["MineModel"], auto_map={"AutoModelForCausalLM": "mine.MineForCausalLM"}
     )
-    files |= {
-        "tokenizer_config.json": changed("tokenizer_config.json", **tokenizer)[
-            "tokenizer_config.json"
-        ],
-        "mine.py": CODE,
-    }
+    files = changed(files, "tokenizer_config.json", **tokenizer) | {"mine.py": CODE}
     hub.add(REPOSITORY, "main", files)
     with pytest.raises(ValueError, match="none loads: main"):
         sweep(REPOSITORY, **options)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -19,6 +20,7 @@ from tests.sweep.conftest import hub as hub  # noqa: PLC0414  # a fixture
 from tests.sweep.tiny import (
     REPOSITORY,
     bin_file,
+    changed,
     checkpoint_files,
     local_run,
     model,
@@ -191,9 +193,7 @@ def test_a_model_saved_without_the_head_that_its_configuration_names_is_loaded(t
     assert checkpoint.load().state_dict().keys() == body.keys()
 
 
-def config_with(**changes):
-    config = json.loads(checkpoint_files(1)["config.json"])
-    return {"config.json": json.dumps({**config, **changes}).encode()}
+config_with = partial(changed, checkpoint_files(1))
 
 
 def weights_in_two_files():
@@ -228,8 +228,8 @@ def weights_of_a_wrapper():
         (weights_with([], cast=torch.float8_e4m3fn), "of 16 bits or more, .* of F8_E4M3"),
         (weights_with([], cast=torch.int64), "of 16 bits or more, .* of I64"),
         (
-            weights_with([], cast=torch.float8_e4m3fn)
-            | config_with(quantization_config={"quant_method": "fp8"}),
+            config_with(quantization_config={"quant_method": "fp8"})
+            | weights_with([], cast=torch.float8_e4m3fn),
             "without a scale: gpt_neox",
         ),
         (config_with(quantization_config={"quant_method": "modelopt"}), "got .*modelopt"),

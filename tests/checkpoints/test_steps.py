@@ -17,7 +17,6 @@ from embedgeo.checkpoints.sources import parse_position, select_steps
         ("TinyLlama-1.1B-intermediate-step-1431k-3T", 1431000, 3 * 10**12),
         ("TinyLlama-1.1B-intermediate-step-240k-503b", 240000, 503 * 10**9),
         ("llama-step_1000-7B", 1000, None),
-        ("step-2000_bs-8M", 2000, None),
         ("step_1000_2B_tokens", 1000, 2 * 10**9),
         ("iter_1000_ckpt_3", 1000, None),
         ("epoch=0-step=100", 100, None),

@@ -89,14 +89,17 @@ def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path):
     weights["old"] = weights.pop("head.bias")
     torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, tmp_path / "a.ckpt")
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
-    with pytest.warns(UserWarning, match="Found keys that are .*(head.bias|old)"):
+    with (
+        pytest.warns(UserWarning, match="Found keys that are .*(head.bias|old)"),
+        pytest.warns(UserWarning, match=r"Loose is made by its defaults, \(.*num_positions=64\): "),
+    ):
         checkpoint.load()
 
 
 STATE = Forward().state_dict()
 
 
-@pytest.mark.filterwarnings("ignore:Found keys")
+@pytest.mark.filterwarnings("ignore:Found keys|Loose is made")
 @pytest.mark.parametrize(
     ("stored", "why"),
     [

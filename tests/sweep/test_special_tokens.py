@@ -18,6 +18,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
     TEXT,
+    changed,
     checkpoint_files,
     local_run,
     model,
@@ -38,11 +39,8 @@ def with_bos():
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", BOS)]
     )
-    config = json.loads(files["tokenizer_config.json"]) | {"bos_token": "<|endoftext|>"}
-    return files | {
-        "tokenizer.json": tokenizer.to_str().encode(),
-        "tokenizer_config.json": json.dumps(config).encode(),
-    }
+    files["tokenizer.json"] = tokenizer.to_str().encode()
+    return changed(files, "tokenizer_config.json", bos_token="<|endoftext|>")
 
 
 @pytest.fixture
@@ -144,9 +142,8 @@ def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_pat
         assert sweep(tmp_path / "run", **said, ignore_token_ids=special) == 0
         records = pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet")
         assert set(records[records["metric"] == "n"]["value"]) == {64 - 2 * 4}
-        without_loss = "no loss is recorded, as that of an encoder needs" in printed()
-        assert without_loss == ("loss" not in set(records["metric"])) == bool(more)
-    plain = {"added_tokens": [], "post_processor": None}
-    file.write_text(json.dumps(json.loads(file.read_text()) | plain))
+        assert ("no loss is recorded, as that of an encoder" in printed()) == bool(more)
+    plain = changed(files, file.name, added_tokens=[], post_processor=None)
+    write_files(tmp_path, {file.name: plain[file.name]})
     with pytest.raises(ValueError, match="special needs a tokenizer that names special tokens; "):
         sweep(tmp_path / "run", **said, ignore_token_ids="special")

@@ -1,7 +1,5 @@
 """State dicts of training loops as checkpoints, and token ids in place of a text."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +10,7 @@ import embedgeo
 from embedgeo.checkpoints.loading import load_file
 from embedgeo.cli import main
 from tests.models import VOCABULARY, NanoGPT
-from tests.sweep.tiny import checkpoint_files, write_files
+from tests.sweep.tiny import changed, checkpoint_files, write_files
 
 MAKE = ("--model-class", "tests.models:NanoGPT")
 
@@ -148,9 +146,7 @@ def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys):
 def test_rows_of_tokens_that_are_padded_are_refused(
     tmp_path, capsys, kind, places, ignored, is_refused
 ):
-    files = checkpoint_files(1, kind)
-    config = {**json.loads(files["config.json"]), "pad_token_id": 7}
-    write_files(tmp_path / "run", {**files, "config.json": json.dumps(config).encode()})
+    write_files(tmp_path / "run", changed(checkpoint_files(1, kind), pad_token_id=7))
     rows = np.arange(8, 72).reshape(4, 16)
     rows[0, places] = 7  # which one row may do by chance
     np.save(tmp_path / "ids.npy", rows)

@@ -26,6 +26,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
     TEXT,
+    changed,
     checkpoint_files,
     local_run,
     model,
@@ -41,7 +42,11 @@ SENTENCES = [
     *(text.strip() for text in sentencex.segment("en", "\n".join(TEXT))),
     *("So it is.", "Is it?", "It is!", "A line\nand another of the same sentence."),
 ]
-AROUND = {"bert": ("[CLS]", "[SEP]"), "gpt2": ("<|endoftext|>", "<|endoftext|>")}
+AROUND = {
+    "bert": ("[CLS]", "[SEP]"),
+    "mobilebert": ("[CLS]", "[SEP]"),
+    "gpt2": ("<|endoftext|>", "<|endoftext|>"),
+}
 SAMPLED = (
     *("intrinsic_dimension", "intrinsic_dimension_std"),
     # of a type's rows, or of copies, one is drawn
@@ -67,10 +72,7 @@ def checkpoint_of(kind):
     """A checkpoint whose tokenizer, if it is GPT-2's, names its only special token BOS, too."""
     files = checkpoint_files(1, kind)
     if kind == "gpt2":
-        config = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = json.dumps(
-            {**config, "bos_token": "<|endoftext|>"}
-        ).encode()
+        files = changed(files, "tokenizer_config.json", bos_token="<|endoftext|>")
     return files
 
 
@@ -79,12 +81,12 @@ def values(frame):
     return at.set_index(["layer", "metric"])["value"].sort_index()
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("kind", AROUND)
 def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(
     small, tmp_path, kind
 ):
     write_files(tmp_path / "run/step1", checkpoint_of(kind))
-    special = {} if kind == "bert" else {"special_tokens": "bos+eos"}
+    special = {"special_tokens": "bos+eos"} if kind == "gpt2" else {}
     assert sweep(tmp_path / "run", **small, **special, out=tmp_path / "out") == 0
     found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
 

@@ -1,5 +1,6 @@
 """Tiny models and tokenizers, as the files of a checkpoint."""
 
+import json
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    MobileBertConfig,
+    MobileBertForMaskedLM,
     PreTrainedTokenizerFast,
 )
 
@@ -79,6 +82,8 @@ def model(step=0, kind="gpt_neox", dtype=torch.float32):
         with torch.no_grad():
             for parameter in made.parameters():
                 parameter.add_(0.01 * step * torch.randn_like(parameter))
+            if "bert" in kind:  # training leaves padding where it is
+                made.get_input_embeddings().weight[0] = 0
     return made.to(dtype).eval()
 
 
@@ -90,6 +95,10 @@ def _make(kind):
     if kind == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+        )
+    if kind == "mobilebert":  # which joins neighbouring embeddings
+        return MobileBertForMaskedLM(
+            MobileBertConfig(vocab_size=300, embedding_size=8, intra_bottleneck_size=16, **SIZES)
         )
     return BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **SIZES))
 
@@ -109,8 +118,13 @@ def checkpoint_files(step=0, kind="gpt_neox", *, with_tokenizer=True, as_bin=Fal
         files = {name: data for name, data in files.items() if not name.endswith(".safetensors")}
         files["pytorch_model.bin"] = bin_file(model(step, kind).state_dict())
     if with_tokenizer:
-        files.update(tokenizer_files("bert" if kind == "bert" else "gpt"))
+        files.update(tokenizer_files("bert" if "bert" in kind else "gpt"))
     return files
+
+
+def changed(files, name="config.json", **changes):
+    """The files, of which one of JSON has other values."""
+    return {**files, name: json.dumps({**json.loads(files[name]), **changes}).encode()}
 
 
 def bin_file(value):

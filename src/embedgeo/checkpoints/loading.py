@@ -4,9 +4,11 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +313,7 @@ def load_model(
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=bool(trust_remote_code),
-        use_safetensors=contents.weights[0].name.endswith(
-            (".safetensors", ".safetensors.index.json")
-        ),
+        use_safetensors=".safetensors" in contents.weights[0].name,
         weights_only=True,
     )
     _require_all_weights(model, info, types)
@@ -441,6 +441,14 @@ def load_file(
             )
         with harmless_allowed():  # it names by a warning what strict_loading=False lets pass
             model: Any = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+        arguments = signature(maker)
+        if arguments.parameters and "hyper_parameters" not in stored:
+            warnings.warn(
+                f"{maker.__name__} is made by its defaults, {arguments}: no hyperparameters are in "
+                "its file. save_hyperparameters() puts them there. If it was trained with others, "
+                "name what makes it with these: --model-class package.module:make.",
+                stacklevel=2,
+            )
     else:
         model = make_model(model_class)
     weights = _weights_of(model, stored, path.name)

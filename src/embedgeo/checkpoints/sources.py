@@ -444,14 +444,14 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         [p.name for p in candidates if p not in (*known, folder) and _is_like_one(p, is_model)],
     )
     for path, position in positions.items():
-        own_series = _with_model(own, "" if path.is_file() else position.series)
-        own_position = position._replace(series=own_series)
+        series = _with_model(own, "" if path.is_file() else position.series)
         name = file_name(_with_model(own, path.name))
-        yield Checkpoint(name, model, path.name, own_position, path=path)
+        yield Checkpoint(name, model, path.name, position._replace(series=series), path=path)
     if is_final:
-        name = file_name(folder.name)
-        final = Position(0, None, own)
-        yield Checkpoint(name, model, folder.name, final, path=folder, has_step=False)
+        position = Position(0, None, own)
+        yield Checkpoint(
+            file_name(folder.name), model, folder.name, position, path=folder, has_step=False
+        )
 
 
 def _is_state(path: Path) -> bool:
@@ -537,11 +537,12 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
 
 def _has_weights(folder: Path) -> bool:
     """Tell a folder that is a model from one where a configuration is beside checkpoints."""
-    with suppress(ValueError):  # it is named when it is read
-        try:
-            local_files(folder)
-        except FileNotFoundError:
-            return False
+    try:
+        local_files(folder)
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        pass  # it is named when it is read
     return True
 
 

@@ -22,7 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.capture.structure import find_logits, measured_model, output_embedding, weights_device
+from embedgeo.capture.structure import (
+    find_logits,
+    input_embedding,
+    measured_model,
+    output_embedding,
+    weights_device,
+)
 from embedgeo.checkpoints import loading
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
@@ -180,7 +186,9 @@ class Worker:
         loss.find_head(token_ids)
         if loss.is_wanted and text.mask_token_id is None:
             loss.require_unseen(token_ids)
-        for on_cpu in text.batches(self.settings.batch_size):
+        # some models join neighbouring embeddings, also where the mask leaves one out
+        padding = getattr(input_embedding(geometry.model), "padding_idx", None) or 0
+        for on_cpu in text.batches(self.settings.batch_size, padding):
             batch = on_cpu.to(device)
             if batch.word_ids is not None:
                 geometry.probe.word_ids = batch.word_ids

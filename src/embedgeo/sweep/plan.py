@@ -103,5 +103,5 @@ def plan_table(plan: SweepPlan) -> str:
         row = f"{step:>12}  {checkpoint.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}"
         rows.append(row.rstrip())
     verb = "read" if all(checkpoint.path for checkpoint in plan.checkpoints) else "download"
-    num_checkpoints = len(plan.checkpoints)
-    return "\n".join([*rows, f"{num_checkpoints} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])
+    rows.append(f"{len(plan.checkpoints)} checkpoints, {to_read / 1e6:.1f} MB to {verb}")
+    return "\n".join(rows)

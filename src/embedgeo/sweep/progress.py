@@ -45,14 +45,16 @@ class Sweep:
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
         # a folder holds results of one choice of steps
-        self._locks = Locks(self.folder.path, is_alone=not self.settings.are_steps_by_rule)
+        self._locks = Locks(
+            self.folder.path, is_alone=self.settings.steps not in ("all", "log", "final")
+        )
         self._status = Console().status("")
         self._width = min(max(20, *(len(each.name) for each in self.plan.checkpoints)), 40)
         self._started = time.monotonic()
         self._printed: set[str] = set()
         self._header: list[str] = []  # the last one that was printed
         self._are_findings_printed = False
-        self._next_rebuild = time.monotonic()
+        self._next_rebuild = self._started
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -208,8 +210,8 @@ class Sweep:
     def _print_values(self, checkpoint: Checkpoint, records: pd.DataFrame, seconds: float) -> None:
         """Print the loss, and means over blocks, below a line with the names of the columns."""
         every = to_records(records)
-        of_model = [each for each in every if is_of_model(each)]
-        values = {each["metric"]: each["value"] for each in (*block_means(every), *of_model)}
+        printed = (*block_means(every), *filter(is_of_model, every))
+        values = {each["metric"]: each["value"] for each in printed}
         cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left

@@ -273,11 +273,6 @@ class SweepSettings:
         return [name.rstrip("/") or name for name in given]
 
     @property
-    def are_steps_by_rule(self) -> bool:
-        """True unless the steps themselves are given."""
-        return self.steps in ("all", "log", "final")
-
-    @property
     def texts(self) -> Sequence[str]:
         """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text

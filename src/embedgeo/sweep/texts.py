@@ -39,7 +39,6 @@ from embedgeo.text.tokenizing import (
 _MARKS = ("##", "Ġ", "▁")
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
-IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
 
 
 class Batch(NamedTuple):
@@ -116,17 +115,17 @@ class ProbeText:
             return hash_ids(self.token_ids.view(len(self.lengths), -1))
         return hash_ids(torch.cat((self.lengths, self.token_ids)))
 
-    def batches(self, batch_size: int) -> list[Batch]:
-        """Batches of texts sorted by length."""
+    def batches(self, batch_size: int, fill: int) -> list[Batch]:
+        """Batches of texts sorted by length; the token ``fill`` fills up the shorter ones."""
         groups = self.lengths.argsort(stable=True).split(batch_size)
         batches = torch.arange(len(groups))
         # or else metrics that take rows in turn would get those of the shortest texts first
         if not self.is_even:
             batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
         starts = self.lengths.cumsum(0) - self.lengths
-        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in batches]
+        return [self._batch(self.lengths[groups[i]], starts[groups[i]], fill) for i in batches]
 
-    def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
+    def _batch(self, lengths: Tensor, starts: Tensor, fill: int) -> Batch:
         positions = torch.arange(int(lengths.max()))
         real = positions < lengths[:, None]
         places = torch.where(real, starts[:, None] + positions, 0)
@@ -134,8 +133,7 @@ class ProbeText:
         def padded(values: Tensor, fill: int) -> Tensor:
             return values[places].masked_fill(~real, fill)
 
-        # any token that the model embeds fills up the shorter texts
-        token_ids = padded(self.token_ids, int(self.token_ids[0]))
+        token_ids = padded(self.token_ids, fill)
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
         if self.words is None:
@@ -196,8 +194,9 @@ def prepare_texts(
                 require_fit(model, text, fitted)
                 inner = measured_model(model)
                 kind = f"{model_name}: {type(inner).__name__}"
-                is_known = loading.has_causal_head(getattr(inner, "config", None))
-                if text.begins_with.endswith("no row") and not is_known:
+                if text.begins_with.endswith("no row") and not loading.has_causal_head(
+                    getattr(inner, "config", None)
+                ):
                     lines.append(
                         f"{kind} is taken as a decoder: sequences begin with {text.begins_with}. "
                         "If it is an encoder, give --special-tokens bos+eos"
@@ -457,7 +456,7 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
 
 def find_tokenizer(
     plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
-) -> IdentifiedTokenizer:
+) -> tuple[PreTrainedTokenizerBase, Identity]:
     """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or
     of the folder.
     """
@@ -487,8 +486,9 @@ def find_tokenizer(
             f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file()
         )
         return tokenizer, (type(tokenizer).__name__, *digests)
-    neither = f"{model} has no files of one, nor have its checkpoints"
-    state = f"none loads: {'; '.join(tried)}" if tried else neither
+    state = f"{model} has no files of one, nor have its checkpoints"
+    if tried:
+        state = f"none loads: {'; '.join(tried)}"
     raise ValueError(
         f"a tokenizer must come from --tokenizer, the checkpoints or main; {state}. Name a folder, "
         "a repository or a tokenizer.json by --tokenizer."

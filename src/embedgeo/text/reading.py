@@ -167,7 +167,7 @@ def parse_address(url: str) -> Address:
         raise ValueError(
             f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}."
         )
-    config = parts[2] if len(parts) == 3 else None
+    config = "/".join(parts[2:]) or None
     return Address(url, "/".join(parts[:2]), config, split or "train", column or "text")
 
 
