@@ -89,23 +89,13 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
     (out / "mine").touch()
     before = {"mine"}
     write("second")
-    for name, text in (("old/x/mine", "of another"), ("file", "edited")):
-        (out / name).write_text(text)
+    for name, text in (("old/x/mine", "of another"), ("old/x/link", None), ("file", "edited")):
+        (out / name).write_text(text) if text else (out / name).symlink_to("..")
         kept = contents(out)
         with pytest.raises(FileExistsError, match=f"did not write {name}, or not as it is now"):
             write("third")
         assert contents(out) == kept
         (out / name).unlink()
-    (out / "file").write_text("second")
-    for folder in ("old", "old/x"):  # as on another disk
-        (out / folder).rename(tmp_path / "moved")
-        (out / folder).symlink_to(tmp_path / "moved")
-        kept = contents(tmp_path)
-        with pytest.raises(FileExistsError, match=f"did not write {folder}, or not as it is now"):
-            write("third")
-        assert contents(tmp_path) == kept
-        (out / folder).unlink()
-        (tmp_path / "moved").rename(out / folder)
     stopped = emptied(out, "thing", ["old", "file"])
     stopped.__enter__()
     (out / "file").write_text("begun")
@@ -114,18 +104,16 @@ def test_a_command_removes_only_what_it_wrote_itself(tmp_path):
 
 
 def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path):
-    for name in ("demo.yaml", "checkpoints/last.ckpt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    (tmp_path / "checkpoints").touch()
     with (
         pytest.raises(FileExistsError, match=r"or an earlier demo; .* holds something else"),
         emptied(tmp_path, "demo", ["checkpoints"]),
     ):
         pass
-    assert {*contents(tmp_path)} == {"demo.yaml", "checkpoints/last.ckpt"}
+    assert {*contents(tmp_path)} == {"checkpoints"}
     with (
         pytest.raises(OSError, match="must be a folder that can be written"),
-        emptied(tmp_path / "demo.yaml" / "out", "demo", ["checkpoints"]),
+        emptied(tmp_path / "checkpoints" / "out", "demo", ["checkpoints"]),
     ):
         pass
 
