@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedgeo.functional.moments import PooledState
 from embedgeo.metrics.base import GeometryMetric
-from tests.data import gaussian
+from tests.data import gaussian, updated
 
 DIM = 5
 
@@ -49,9 +49,7 @@ def test_third_powers_are_pooled_over_any_batches_also_empty_ones(ends):
     split, merged = Skewness(DIM), Skewness(DIM)
     for part in x.tensor_split(ends):
         split.update(part)
-        other = Skewness(DIM)
-        other.update(part)
-        merged.merge_state(other)
+        merged.merge_state(updated(Skewness(DIM), part))
     centred = x[:, 0] - x[:, 0].mean()
     expected = centred.pow(3).mean() / centred.square().mean() ** 1.5
     for metric in (split, merged):
