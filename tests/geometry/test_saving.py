@@ -6,17 +6,13 @@ import copy
 import json
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import embedgeo
-from embedgeo import (
-    Anisotropy,
-    EmbeddingMoments,
-    IntrinsicDimension,
-    TokenMoments,
-)
+from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, read_table
@@ -55,27 +51,23 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     about = records[["model", "revision", "step", "commit", "series", "weights_sha256"]]
     assert about.drop_duplicates().values.tolist() == [["lab/tiny", "step8", 8, "", "lab/tiny", ""]]
     assert records["duplicate_of"].isna().all()
-    num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
-    facts = {
+    assert folder.facts("lab--tiny--step8") == {
         "model_class": "GPTNeoXForCausalLM",
-        "num_parameters": num_parameters,
+        "num_parameters": str(sum(weight.numel() for weight in geometry.model.parameters())),
     }
-    assert folder.facts("lab--tiny--step8") == facts
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
     texts = table.pop("token")
     assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     spectra = read_table(tmp_path / "spectra" / "lab--tiny--step8.parquet")
-    assert spectra.drop_duplicates("layer")["layer"].tolist() == [
-        layer.name for layer in geometry.layers
-    ]
-    of_records = records.set_index(["layer", "metric"])["value"]
-    for layer, at in spectra.groupby("layer"):
-        assert at["eigenvalue"].sum() == pytest.approx(of_records[layer, "V"], rel=1e-6)
-        assert at["eigenvalue"].max() / at["eigenvalue"].sum() == pytest.approx(
-            of_records[layer, "anisotropy"]
-        )
-        assert set(at["n"]) == {of_records[layer, "n"]}
+    spectra = spectra.groupby("layer", sort=False).agg(
+        n=("n", "unique"), V=("eigenvalue", "sum"), largest=("eigenvalue", "max")
+    )
+    assert [*spectra.index] == [layer.name for layer in geometry.layers]
+    for layer, n, V, largest in spectra.itertuples():
+        of_layer = records[records["layer"] == layer].set_index("metric")["value"]
+        expected = [of_layer[key] for key in ("n", "V", "anisotropy")]
+        assert [*n, V, largest / V] == pytest.approx(expected, rel=1e-6)
     assert (
         tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8"
     ).exists()
@@ -243,10 +235,12 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
     alone = measured(batches=range(5))
     records = SweepFolder(tmp_path / "out" / "both").read("a--step3")
     sampled = ("intrinsic_dimension", "duplicate_fraction", "n_points")
-    for row, record in zip(records.itertuples(), alone.records(), strict=True):
-        assert (row.layer, row.metric) == (record["layer"], record["metric"])
-        if row.metric not in sampled:
-            assert row.value == pytest.approx(record["value"], rel=1e-6, abs=1e-9, nan_ok=True)
+    found, expected = (
+        table.set_index(["layer", "metric"])["value"] for table in (records, alone.to_frame())
+    )
+    assert found.index.equals(expected.index)
+    exact = ~found.index.isin(sampled, "metric")
+    np.testing.assert_allclose(found[exact], expected[exact], rtol=1e-6, atol=1e-9)
     kept = embedgeo.load_sample(tmp_path / "out" / "both")
     whole = measured(batches=range(5), metrics=lambda dim: [IntrinsicDimension(dim)]).samples()
     for layer, sample in kept.layers.items():

@@ -18,6 +18,8 @@ class SignSums(PooledState):
     n: Tensor
     positive: Tensor
 
+    of_coordinates = ("positive",)
+
 
 class PositiveShare(GeometryMetric):
     """Share of positive entries, and its largest deviation from a half over the coordinates."""
@@ -40,9 +42,7 @@ class PositiveShare(GeometryMetric):
 
     def __init__(self, dim, **kwargs):
         super().__init__(dim, **kwargs)
-        self.declare(
-            SignSums(torch.zeros((), dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
-        )
+        self.declare(SignSums.empty(dim))
 
     def update_states(self, rows):
         x = rows.embeddings

@@ -2,7 +2,6 @@
 Lightning make of it.
 """
 
-import lightning
 import pytest
 import skdim.id
 import torch
@@ -11,32 +10,15 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.metrics import (
-    Anisotropy,
-    EmbeddingMoments,
-    IntrinsicDimension,
-    TokenMoments,
-)
-from tests.data import assert_values, gaussian, token_rows, updated
-from tests.training.runs import trainer
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from tests.data import assert_values, token_rows, updated
+from tests.training.runs import TinyLM, fit
 
 DIM, N = 4, 120
 
 
 def rows(seed=0):
     return token_rows(N, DIM, mean=100.0, seed=seed)
-
-
-def test_batches_that_are_pending_are_merged():
-    x = gaussian(20, DIM)
-    metrics_ = [updated(Anisotropy(DIM, batch_size=5), part) for part in (x[:8], x[8:])]
-    metrics_[0].merge_state(metrics_[1])
-    reordered = torch.cat((x[:5], x[8:18], x[5:8], x[18:]))
-    assert_values(
-        metrics_[0].compute(),
-        updated(Anisotropy(DIM, batch_size=5), reordered).compute(),
-        rtol=1e-9,
-    )
 
 
 def test_another_metric_or_one_with_other_arguments_is_not_merged():
@@ -103,12 +85,11 @@ def test_a_collection_keeps_metrics_apart_that_differ_in_an_argument(kind):
         assert_values(together[name].compute(), updated(metric, x, ids, parts).compute(), rtol=0)
 
 
-class Logs(lightning.LightningModule):
+class Logs(TinyLM):
     """Logs two values of one metric, as the documentation says."""
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(DIM, DIM)
         self.moments = TokenMoments(DIM)
         self.share, self.size = self.moments["V_W_over_V_unbiased"], self.moments["Q"]
 
@@ -117,16 +98,13 @@ class Logs(lightning.LightningModule):
         self.moments.update(x, token_ids=ids)
         self.log("share", self.share, on_step=False, on_epoch=True)
         self.log("size", self.size, on_step=False, on_epoch=True)
-        return self.layer(x.float()).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
+        return next(self.parameters()).sum()
 
 
 def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
     x, ids = token_rows(N, DIM)
-    run = trainer(tmp_path, max_epochs=2)
-    run.fit(Logs(), DataLoader(list(zip(x, ids, strict=True)), batch_size=30))
+    data = DataLoader(list(zip(x, ids, strict=True)), batch_size=30)
+    _, run = fit(tmp_path, module=Logs(), data=data, max_epochs=2)
     expected = updated(TokenMoments(DIM), x, ids).compute()
     names = {"V_W_over_V_unbiased": "share", "Q": "size"}
     logged = {key: run.callback_metrics[name] for key, name in names.items()}

@@ -70,12 +70,12 @@ def test_a_table_has_no_more_types_than_rows_nor_than_there_are():
 
 def in_words(window, **options):
     """Options of a monitor whose token types are as many as words, and whose window so long."""
-    words = torch.arange(12).expand(4, 12) // 2
+    words = torch.arange(12) // 2
     return {
         "every_n_steps": 2 * window,
         "window": window,
         "rows": "words",
-        "word_ids": lambda batch: words[:1].expand(len(batch["input_ids"]), 12),
+        "word_ids": lambda batch: words.expand(len(batch["input_ids"]), 12),
         "on_error": "raise",
         **options,
     }

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
-from embedgeo.metrics import OutlierCoordinates
 from tests.data import gaussian
 from tests.models import gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
@@ -31,7 +30,6 @@ def every_metric(dim):
         TokenMoments(dim, regression_count_range=(2, 1000)),
         Anisotropy(dim, spectrum=True),
         IntrinsicDimension(dim),
-        OutlierCoordinates(dim),
     ]
 
 

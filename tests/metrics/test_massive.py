@@ -12,9 +12,9 @@ from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics, streaming_metrics
 from embedgeo.metrics.layer import LayerMetrics, in_sync
 from embedgeo.results.findings import KINDS, finding, finding_lines
-from embedgeo.results.records import Record
 from tests.data import gaussian, generator, texts, zipf_ids
 from tests.ranks import on_two_ranks
+from tests.report.synthetic import records_of
 
 SEQUENCES, LENGTH, DIM = 12, 150, 16
 EIGHT = (
@@ -31,12 +31,14 @@ FOUR = "V", "M_over_Q", "anisotropy", "mean_cosine"
 PASSES = slice(0, 4), slice(4, 8), slice(8, 12)
 
 
-def planted(num_massive, *, scale=60.0, dtype=torch.float64):
-    """Rows of texts, so many of which in each pass are massive; their token ids, and the marks."""
+def planted(num_massive, passes=PASSES, *, scale=60.0, dtype=torch.float64):
+    """Rows of texts, so many of which in each of the passes are massive; their token ids, and the
+    marks.
+    """
     x, ids, _ = texts(SEQUENCES * LENGTH, DIM)
     x, ids = x.view(SEQUENCES, LENGTH, DIM).clone(), ids.view(SEQUENCES, LENGTH)
     marks = torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)
-    for some in PASSES:
+    for some in passes:
         order = torch.randperm(4 * LENGTH, generator=generator(some.start))[:num_massive]
         marks[some].view(-1)[order] = True
     x[marks] *= scale
@@ -45,12 +47,16 @@ def planted(num_massive, *, scale=60.0, dtype=torch.float64):
 
 def measured(x, ids, passes=PASSES, make=default_metrics, **options):
     """Values and errors of a layer that sees the sequences in passes."""
+    return pairs_of(layer_of(x, ids, passes, make, **options))
+
+
+def layer_of(x, ids, passes, make=default_metrics, **options):
     layer = LayerMetrics(make, x.shape[-1], device=torch.device("cpu"), **options)
     for some in passes:
         rows, of_rows = x[some], ids[some]
         numbers = torch.arange(len(rows))[:, None].expand_as(of_rows)
         layer.update(rows, row_ids(rows, of_rows, None, numbers))
-    return pairs_of(layer)
+    return layer
 
 
 def pairs_of(layer):
@@ -69,19 +75,23 @@ def without(x, marks):
 
 
 @pytest.mark.parametrize(
-    ("num_massive", "scale", "dtype"),
+    ("num_massive", "passes", "scale", "dtype"),
     [
-        (1, 60.0, torch.float32),
-        (40, 1e8, torch.float64),
-        (40, 1e8, torch.bfloat16),
-        (240, 1e8, torch.float32),
+        (1, PASSES, 60.0, torch.float32),
+        (40, PASSES, 1e8, torch.float64),
+        (40, PASSES[1:], 60.0, torch.float64),
+        (40, PASSES[:2], 1e8, torch.bfloat16),
+        (240, PASSES, 1e8, torch.float32),
     ],
 )
-def test_numbers_without_massive_rows_are_those_of_the_other_rows(num_massive, scale, dtype):
-    x, ids, marks = planted(num_massive, scale=scale, dtype=dtype)
+def test_numbers_without_massive_rows_are_those_of_the_other_rows(
+    num_massive, passes, scale, dtype
+):
+    """There may be none in the first pass or the last."""
+    x, ids, marks = planted(num_massive, passes, scale=scale, dtype=dtype)
     values, _ = measured(x, ids)
     expected, _ = measured(without(x, marks), ids)
-    assert values["n_massive"] == marks.sum() == 3 * num_massive
+    assert values["n_massive"] == marks.sum() == len(passes) * num_massive
     rel = 1e-9 if dtype == torch.float64 else 1e-6
     for key in EIGHT:
         assert values[f"{key}_without_massive"] == pytest.approx(expected[key], rel=rel), key
@@ -103,17 +113,6 @@ def test_main_numbers_are_those_of_all_rows_and_without_massive_rows_there_are_n
     assert {key: values[key] for key in every if key not in massive} == pytest.approx(
         {key: value for key, value in every.items() if key not in massive}, nan_ok=True
     )
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_a_pass_without_massive_rows_may_come_first_or_last(order):
-    x, ids, marks = planted(40)
-    x[:4][marks[:4]] /= 60
-    marks[:4] = False
-    values, _ = measured(x, ids, [PASSES[i] for i in order])
-    expected, _ = measured(without(x, marks), ids, [PASSES[i] for i in order])
-    for key in EIGHT:
-        assert values[f"{key}_without_massive"] == pytest.approx(expected[key], rel=1e-9), key
 
 
 def test_a_pass_of_few_rows_has_no_massive_ones():
@@ -138,12 +137,8 @@ def test_first_positions_among_massive_rows_are_counted():
 
 
 def values_on_rank(rank):
-    x, ids, marks = planted(40)
-    x[4:][marks[4:]] /= 60  # the second rank has none
-    layer = LayerMetrics(default_metrics, DIM, device=torch.device("cpu"))
-    for some in (PASSES[:1], PASSES[1:])[rank]:
-        numbers = torch.arange(4)[:, None].expand(4, LENGTH)
-        layer.update(x[some], row_ids(x[some], ids[some], None, numbers))
+    x, ids, _ = planted(40, PASSES[:1])  # the second rank has none
+    layer = layer_of(x, ids, (PASSES[:1], PASSES[1:])[rank])
     if layer.massive is None:
         layer.split_off()  # as a geometry has them agree
     return pairs_of(layer)[0]
@@ -152,8 +147,7 @@ def values_on_rank(rank):
 @pytest.mark.slow
 def test_one_of_two_ranks_has_massive_rows(tmp_path):
     first, second = on_two_ranks(values_on_rank, tmp_path)
-    x, ids, marks = planted(40)
-    x[4:][marks[4:]] /= 60
+    x, ids, _ = planted(40, PASSES[:1])
     expected, _ = measured(x, ids)
     # which occurrence of a token is drawn follows the order of batches over ranks
     expected.pop("intrinsic_dimension_between_without_massive")
@@ -191,13 +185,6 @@ def test_coordinates_that_rounding_makes_are_left_out_of_the_standardized_anisot
         assert float(values["anisotropy_standardized"]) == pytest.approx(expected, rel=1e-6)
 
 
-def records_of(values, layer="block.00"):
-    return [
-        Record(layer=layer, layer_index=0, width=DIM, metric=key, value=value, stderr=np.nan)
-        for key, value in values.items()
-    ]
-
-
 def test_a_flag_names_each_headline_that_moves():
     x, ids, _ = planted(4, scale=200.0)
     x[..., 7] *= 10
@@ -207,7 +194,7 @@ def test_a_flag_names_each_headline_that_moves():
     assert found["massive"].startswith(f"without {values['n_massive']:.0f} massive rows of 1,800 ")
     for key in ("V", "V_W_over_V_unbiased", "V_on_M_slope"):
         assert f"{values[f'{key}_without_massive']:.4g}" in found["massive"], key
-    told = finding_lines(records_of(values) + records_of(values, "block.01"))
+    told = finding_lines(records_of(dict.fromkeys(("block.00", "block.01"), values), DIM, 3, 0.0))
     assert len(told) == 3
     assert all("(also at block.01)" in line for line in told)
 

@@ -54,13 +54,9 @@ def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
     assert_values(metric.compute(), references.unbiased_values(x, ids, within=expected), rtol=1e-9)
 
 
-def test_without_token_ids_there_is_no_split():
-    metric = updated(EmbeddingMoments(3), token_rows(10, 3)[0])
-    assert not SPLIT & metric.compute().keys()
-
-
-def test_the_split_is_undefined_where_only_some_rows_had_token_ids():
+def test_there_is_no_split_without_token_ids_and_with_those_of_some_rows_it_is_undefined():
     x, ids = token_rows(20, 3)
+    assert not SPLIT & updated(EmbeddingMoments(3), x).compute().keys()
     metric = updated(updated(EmbeddingMoments(3), x, ids), x)
     with pytest.warns(UserWarning, match="token ids must come with all rows"):
         values = floats(metric.compute())

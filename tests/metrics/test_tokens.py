@@ -17,17 +17,15 @@ NOT_OF_THE_TABLE |= {"first_positions_share", "V_without_top_dim", "M_over_Q_wit
 REGRESSIONS = references.LINES | {"token_types_regressed", "Q_t_cv"}
 
 
-def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
+def assert_equals_loop(values, x, ids, of_lines, *, rtol, regression_rtol, without=frozenset()):
     expected = (
         references.row_values(x)
         | references.token_values(x, ids)
         | references.unbiased_values(x, ids)
     )
     expected |= references.context_values(x, ids, range(len(ids)))
-    if regressed is not None:
-        expected = {key: value for key, value in expected.items() if key not in NOT_OF_THE_TABLE}
-        expected.update({key: regressed[key] for key in REGRESSIONS})
-    lines = {key: expected.pop(key) for key in REGRESSIONS}
+    expected = {key: expected[key] for key in expected.keys() - REGRESSIONS - without}
+    lines = {key: of_lines[key] for key in REGRESSIONS}
     assert values.keys() == expected.keys() | REGRESSIONS | {"n_nonfinite"}
     assert all(value.dtype == torch.float64 and value.shape == () for value in values.values())
     assert_values(values, expected, rtol=rtol)
@@ -35,14 +33,23 @@ def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None)
 
 
 @pytest.mark.parametrize(
-    ("mean", "dtype"), [(0.0, torch.float64), (1000.0, torch.float32), (1000.0, torch.bfloat16)]
+    ("mean", "dtype", "options"),
+    [
+        (0.0, torch.float64, {}),
+        (0.0, torch.float64, {"regression_count_range": (5, 20)}),
+        (1000.0, torch.float32, {}),
+        (1000.0, torch.bfloat16, {}),
+    ],
 )
-def test_values_equal_the_loop(mean, dtype):
+def test_values_equal_the_loop(mean, dtype, options):
     x, ids = token_rows(2000, 6, mean=mean)
     x = x.to(dtype)
-    metric = updated(TokenMoments(6), x, ids, [slice(0, 900), slice(900, 2000)])
-    rtol, of_lines = (1e-9, 1e-7) if dtype == torch.float64 else (1e-6, 1e-4)
-    assert_equals_loop(metric.compute(), x.double(), ids, rtol=rtol, regression_rtol=of_lines)
+    values = updated(
+        TokenMoments(6, **options), x, ids, [slice(0, 900), slice(900, 2000)]
+    ).compute()
+    x, rtol = x.double(), 1e-9 if dtype == torch.float64 else 1e-6
+    of_lines = references.token_values(x, ids, **options)
+    assert_equals_loop(values, x, ids, of_lines, rtol=rtol, regression_rtol=100 * rtol)
 
 
 @pytest.mark.parametrize("count_range", [(1, 10**6), (10, 100), (30, 31)])
@@ -57,18 +64,12 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
         metric.compute(),
         x[kept],
         ids[kept],
+        references.token_values(x, ids),
         rtol=1e-9,
         regression_rtol=1e-7,
-        regressed=references.token_values(x, ids),
+        without=NOT_OF_THE_TABLE,
     )
     assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
-
-
-def test_regression_count_range():
-    x, ids = token_rows(500, 4)
-    values = updated(TokenMoments(4, regression_count_range=(5, 20)), x, ids).compute()
-    expected = references.token_values(x, ids, regression_count_range=(5, 20))
-    assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
 
 
 def test_token_ids_must_come_with_every_update_or_with_none():

@@ -2,6 +2,9 @@
 gives.
 """
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pandas as pd
 import torch
@@ -12,20 +15,9 @@ from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
-METRICS = (
-    *(
-        "n",
-        "Q",
-        "M",
-        "V",
-        "M_over_Q",
-        "mean_cosine",
-        "V_W_unbiased",
-        "V_B_unbiased",
-        "V_W_over_V_unbiased",
-    ),
-    *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
-)
+METRICS = ("n", "Q", "M", "V", "M_over_Q", "mean_cosine", "V_W_unbiased", "V_B_unbiased")
+METRICS += ("V_W_over_V_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension")
+METRICS += ("n_points", "token_types")
 
 
 def layer_names(num_blocks):
@@ -62,9 +54,9 @@ def values_at(step, depth, random, *, n, dim):
     }
 
 
-def token_table(layers, dim, num_types=400):
+def token_table(layers, dim):
     """Token types at Zipf frequencies, the less frequent ones farther from the origin."""
-    random = np.random.default_rng(1)
+    random, num_types = np.random.default_rng(1), 400
     n = np.maximum(1, (20_000 / np.arange(1, num_types + 1))).round()
     parts = []
     for i, layer in enumerate(layers):
@@ -188,10 +180,9 @@ def records_of(values, dim, loss, stderr):
     ] + [model_record("loss", loss)]
 
 
-EVERYTHING = (
-    *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
-    *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
-)
+EVERYTHING = ("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy")
+EVERYTHING += ("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite")
+EVERYTHING += ("a~b c",)
 
 
 def everything(folder):
@@ -223,30 +214,17 @@ def make_models(folder, models, metrics):
     Args:
         folder: where to; it may be a sweep's already.
         models: their numbers of blocks.
-        metrics: to write, of `METRICS` and ``Q_t_cv``.
+        metrics: to write, as those of `make_sweep`.
     """
     store = SweepFolder(folder)
     store.open(store.manifest().get("asked", {"model": [*models]}), {})
     for i, (model, num_blocks) in enumerate(models.items()):
-        random = np.random.default_rng(i)
-        dim = 64 + 32 * (i % 2)
-        layers = layer_names(num_blocks)
-        values = {}
-        for at, layer in enumerate(layers):
-            depth = at / (len(layers) - 1)
-            known = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
-            known |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i}
-            values[layer] = {metric: known[metric] for metric in metrics}
-        frame = to_frame(
-            records_of(values, dim, 3.0 + i, np.nan),
-            model=model,
-            revision="main",
-            step=0,
-            commit="",
-            series=model.replace("/", "--") if len(models) > 1 else "",
-            weights_sha256=f"{i:064x}",
-            duplicate_of=None,
-        )
+        with TemporaryDirectory() as aside:
+            step = 3000 + 400 * i
+            make_sweep(Path(aside), (step,), num_blocks, dim=64 + 32 * (i % 2), metrics=metrics)
+            records = SweepFolder(aside).read(f"step{step}")
+        series = model.replace("/", "--") if len(models) > 1 else ""
+        frame = records.assign(model=model, revision="main", step=0, series=series)
         facts = {
             "has_step": "false",
             "model_class": "Model",

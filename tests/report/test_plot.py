@@ -16,12 +16,8 @@ from tests.report.synthetic import make_models
 METRIC = "M_over_Q"
 IN_AXES = {  # what the report draws of a run, and how it is asked for here
     **{
-        kind: (partial(draw, metric=METRIC), {"kind": kind, "metric": METRIC})
-        for kind, draw in (
-            ("dynamics", figures.dynamics),
-            ("profile", figures.profile),
-            ("heatmap", figures.heatmap),
-        )
+        kind: (partial(getattr(figures, kind), metric=METRIC), {"kind": kind, "metric": METRIC})
+        for kind in ("dynamics", "profile", "heatmap")
     },
     "by layer": (partial(figures.composition, by="layer"), {"kind": "composition"}),
     "spectra": (

@@ -83,19 +83,14 @@ def test_the_page_needs_no_network_and_its_links_lead_somewhere(page):
     assert "`" not in page.html.partition("<script")[0]
 
 
-def test_several_runs_are_compared_over_relative_depth_side_by_side(tmp_path):
+def test_several_runs_are_compared_side_by_side(tmp_path):
     metrics = ("n", "M_over_Q")
     one = make_sweep(tmp_path / "x" / "same", num_blocks=2, metrics=metrics)
     two = make_sweep(tmp_path / "y" / "same", num_blocks=5, metrics=metrics, steps=(0, 4000))
     page = report(one, two, out=tmp_path / "out")
     assert "same (1)" in page.text
     assert "same (2)" in page.text
-    depths = page.numbers("M_over_Q-compared-profiles").groupby("run")["depth"].agg(list)
-    assert depths.map(lambda d: np.round(d, 2).tolist()).tolist() == [
-        [0, 0.5, 1],
-        [0, 0.2, 0.4, 0.6, 0.8, 1],
-    ]
-    assert "same-1-M_over_Q-dynamics" in page.figures
+    assert {"same-1-M_over_Q-dynamics", "M_over_Q-compared-profiles"} <= page.figures
 
 
 def write_history(folder):

@@ -16,22 +16,6 @@ from tests.report.synthetic import make_sweep
 STEPS = (0, 1, 8)
 
 
-def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path):
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
-    others = folder.tensorboard / "mine" / "events.out.tfevents.1700000000.host.1234.0"
-    others.parent.mkdir(parents=True)
-    others.touch()
-    folder.rebuild()
-    own = {step: f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
-    kept = {str(others.relative_to(folder.tensorboard))}
-    assert {*contents(folder.tensorboard)} == {*own.values()} | kept
-    assert [*folder.runs()] == ["tiny"]
-    assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
-    (folder.checkpoints / "step1.parquet").unlink()  # whose events go
-    folder.rebuild()
-    assert {*contents(folder.tensorboard)} == {own[0], own[8]} | kept
-
-
 def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path):
     folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
     records = folder.read("step0")
@@ -105,26 +89,33 @@ def test_a_run_is_called_after_its_model_or_series_and_stays_inside_the_folder(
     assert [*folder.runs()] == [run]
 
 
-def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path):
-    series = {0: "b", 1: "b", 8: "a/ä"}
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, series=series))
+def events(run, *steps):
+    return {f"{run}/events.out.tfevents.{step:012d}.step{step}" for step in steps}
+
+
+def test_one_series_is_a_run_called_after_the_model_and_moves_when_another_one_comes(tmp_path):
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, series={0: "b", 1: "b", 8: "a/ä"}))
+    others = folder.tensorboard / "mine" / "events.out.tfevents.1700000000.host.1234.0"
+    others.parent.mkdir(parents=True)
+    others.touch()
     late = folder.checkpoints / "step8.parquet"
     shutil.move(late, tmp_path / "late.parquet")
     folder.rebuild()
-    assert {*contents(folder.tensorboard)} == {
-        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)
-    }
+    kept = {"mine/events.out.tfevents.1700000000.host.1234.0"}
+    assert {*contents(folder.tensorboard)} == events("tiny", 0, 1) | kept
+    assert [*folder.runs()] == ["tiny"]
+    assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [0, 1]
     shutil.move(tmp_path / "late.parquet", late)
     folder.rebuild()
-    assert {*contents(folder.tensorboard)} == {
-        *(f"b/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)),
-        "a%2F%C3%A4/events.out.tfevents.000000000008.step8",
-    }
-    assert {run: [*checkpoints] for run, checkpoints in folder.runs().items()} == {
-        "a%2F%C3%A4": ["step8"],
-        "b": ["step0", "step1"],
-    }
+    other = "a%2F%C3%A4"
+    assert {*contents(folder.tensorboard)} == events("b", 0, 1) | events(other, 8) | kept
+    runs = {run: [*checkpoints] for run, checkpoints in folder.runs().items()}
+    assert runs == {other: ["step8"], "b": ["step0", "step1"]}
+    assert [*runs] == [other, "b"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
+    (folder.checkpoints / "step1.parquet").unlink()  # whose events go
+    folder.rebuild()
+    assert {*contents(folder.tensorboard)} == events("b", 0) | events(other, 8) | kept
 
 
 def test_another_version_goes_on_where_no_number_is_another(tmp_path):
