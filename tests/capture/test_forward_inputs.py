@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from embedgeo import observe
+from embedgeo import StepMonitor, observe
 from embedgeo.functional.rows import sequence_positions
 from tests.models import gpt_neox, token_batch
 from tests.observed import hidden_states, kept_rows, observed, rows_seen
@@ -190,6 +190,23 @@ def test_each_of_two_views_has_its_own_padding():
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat(kept))
+
+
+def test_a_view_without_gradients_leaves_its_token_ids_to_no_other():
+    class TeacherFirst(TwoViews):
+        def forward(self, own, other):
+            with torch.no_grad():
+                super().forward(other)
+            return super().forward(own)
+
+    first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
+    views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
+    model = TeacherFirst()
+    with StepMonitor(model, 1, measure_last=False) as monitor, monitor.step(0):
+        sum(each.sum() for each in model(*views)).backward()
+    counts = {each["metric"]: each["value"] for each in monitor.history}
+    own = first["input_ids"][first["attention_mask"].bool()]
+    assert (counts["n"], counts["token_types"]) == (len(own), len(own.unique()))
 
 
 class Told(nn.Module):

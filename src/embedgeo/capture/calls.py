@@ -172,8 +172,8 @@ def num_states(output: Any, hidden: Tensor) -> int:
         return 1
     parts = output.values() if isinstance(output, dict) else output
     parts = parts if isinstance(output, tuple | list | dict) else [output]
-    tensors = [each for each in parts if isinstance(each, Tensor) and each.is_floating_point()]
-    return len([each for each in tensors if each.shape == hidden.shape])
+    tensors = (each for each in parts if isinstance(each, Tensor) and each.is_floating_point())
+    return len({id(each) for each in tensors if each.shape == hidden.shape})
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

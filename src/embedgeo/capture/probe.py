@@ -407,6 +407,7 @@ class Probe:
             return False
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
+            forward.has_rows = True  # which are not asked for: the ids are those of another pass
             return False
         was_inside = self._read_inside.setdefault((layer.name, i), is_inside)
         if was_inside and not is_inside:
