@@ -585,7 +585,9 @@ class Monitor(ABC):
     @_guarded
     def _before_batch(self, step: int, batch: Any) -> None:
         if step != self._now:
-            self._now, self._num_batches, self._numbers = step, 0, []
+            self._now = step
+            self._num_batches = 0
+            self._numbers = []
         self._num_batches += 1
         if self._geometry is None:
             return
