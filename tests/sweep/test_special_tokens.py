@@ -147,3 +147,10 @@ def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_pat
     write_files(tmp_path, {file.name: plain[file.name]})
     with pytest.raises(ValueError, match="special needs a tokenizer that names special tokens; "):
         sweep(tmp_path / "run", **said, ignore_token_ids="special")
+
+
+def test_runs_that_need_other_texts_are_not_of_one_model(tmp_path):
+    for name, kind in (("a-step{}", "gpt_neox"), ("b-step{}", "bert")):
+        local_run(tmp_path / "runs", (1,), name, kind)
+    with pytest.raises(ValueError, match=r"must take the same texts; .* has a-step, b-step"):
+        sweep(tmp_path / "runs", num_tokens=64, seq_len=16, out=tmp_path / "out")

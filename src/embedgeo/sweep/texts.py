@@ -166,7 +166,7 @@ def prepare_texts(
         folder = Path(name)
         lines: list[str] = []
         for model_name, checkpoints in models.items():
-            model = _first_model(checkpoints, settings, folder)
+            model = _one_kind_of_model(model_name, checkpoints, settings, folder)
             for_encoder = model is not None and loading.is_encoder_model(model)
             fitted = settings if model is None else _with_positions(settings, model)
             if fitted.length < settings.length:
@@ -229,6 +229,28 @@ def _too_long(most: int, settings: SweepSettings) -> ValueError:
         f"seq_len must be at most the model's {most} positions; got {settings.length}. Give "
         f"--seq-len {most}."
     )
+
+
+def _one_kind_of_model(
+    name: str, plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
+) -> nn.Module | None:
+    """The first model of the plan; ValueError if another run of it needs other texts."""
+    runs: dict[str, list[Checkpoint]] = {}
+    for checkpoint in plan:
+        runs.setdefault(checkpoint.position.series, []).append(checkpoint)
+    models = [_first_model(of_run, settings, folder) for of_run in runs.values()]
+    kinds = {
+        (loading.is_encoder_model(model), loading.stated_positions(measured_model(model)))
+        for model in models
+        if model is not None
+    }
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the runs of a model must take the same texts; {name} has {listed([*runs])}, of which "
+            "some are encoders, or have other numbers of positions. Give each as a --model of its "
+            "own."
+        )
+    return next((model for model in models if model is not None), None)
 
 
 def _first_model(
