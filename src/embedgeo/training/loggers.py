@@ -94,11 +94,11 @@ class Illustrations:
             self._begin(loggers, history, step)
         self._num_measurements += not last
         # after 1, 2, 4, 8 … measurements
-        if self._adapters and (last or self._num_measurements.bit_count() == 1):
+        is_due = last or self._num_measurements.bit_count() == 1
+        if self._adapters and is_due and self._num_drawn < len(history):
+            self._num_drawn = len(history)
             self._tell(history, step)
-            if self._num_drawn < len(history):
-                self._num_drawn = len(history)
-                self._draw(history, step)
+            self._draw(history, step)
 
     def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
         """Lay out the charts, and explain the metrics."""
