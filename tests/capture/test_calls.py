@@ -73,9 +73,10 @@ def test_what_a_pass_through_a_wrapper_around_the_model_changes_of_it_is_put_bac
 
 def test_a_tensor_as_large_as_a_data_set_is_not_copied():
     model = nn.Linear(2, 2)
-    model.text = torch.zeros(()).expand(2**48)  # no memory holds a copy
+    model.text = text = torch.zeros(()).expand(2**48)  # no memory holds a copy
     with kept_state(model):
         model(torch.ones(2))
+    assert model.text is text
 
 
 # ── Copies and replicas

@@ -160,7 +160,7 @@ class _RunningCall(NamedTuple):
         given = arguments_by_name(module, args, kwargs)
         told = [*_tensors(given)]
         arguments = dict(told) | given
-        again = (name for name, each in told if name in READ_MASKS and arguments[name] is not each)
+        again = [name for name, each in told if name in READ_MASKS and arguments[name] is not each]
         of_rows = [
             each
             for name, each in arguments.items()
@@ -176,8 +176,8 @@ class _RunningCall(NamedTuple):
         tokens = first if embeddings is None else embeddings
         shape = torch.Size((0, 0)) if tokens is None else tokens.shape[:2]
         padding = _padding_of_call(module, arguments, shape, is_cached=num_cached is not None)
-        for name in again:
-            padding = _Padding(untold=f"{name} is given twice")
+        if again:
+            padding = _Padding(untold=f"{again[0]} is given twice")
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,

@@ -238,8 +238,7 @@ class Geometry:
         return export.tables_of_types(self.measured_layers(), kind)
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """All eigenvalues (``spectra``), deviations of the groups
-        (``jackknife``), if any.
+        """All eigenvalues (``spectra``) and deviations of the groups (``jackknife``), if any.
 
         Every rank must call this. There are deviations after `records` or `compute`: of a
         difference or a mean of values from the same groups take those of the deviations; its
