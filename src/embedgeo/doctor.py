@@ -2,7 +2,6 @@
 
 import inspect
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from embedgeo.capture.structure import (
     is_callable,
     is_hugging_face,
     measured_model,
-    model_width,
 )
 from embedgeo.capture.torch_names import meta_values
 from embedgeo.checkpoints import hub
@@ -37,13 +35,11 @@ from embedgeo.checkpoints.loading import described_model, import_named, requirin
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
-from embedgeo.geometry import Geometry
-from embedgeo.metrics.base import GeometryMetric, state_bytes
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.monitor import Monitor
-from embedgeo.training.plan import sources_of_rows
+from embedgeo.training.plan import memory_sentences, sources_of_rows
 
 
 @dataclass(frozen=True)
@@ -66,21 +62,18 @@ class Description:
     mask: str  # its source
     num_rows: int  # of a measurement on one rank, padding included
     metrics: Mapping[str, int]  # bytes that each metric holds at all layers, by its class
+    device_bytes: int  # that a measurement takes on the device of a rank at most
+    host_bytes: int  # of sampled rows
     num_ranks: int  # that have different rows
     exchange_bytes: int  # that a rank sends in a measurement, by reductions in a ring
     warnings: tuple[str, ...]  # what to change, or to know, before training starts
-
-    @property
-    def state_bytes(self) -> int:
-        """What all metrics hold at the end of a measurement."""
-        return sum(self.metrics.values())
 
     def __str__(self) -> str:
         notes = [f"! {each}" for each in self.warnings] or ["No warnings."]
         lines = [
             f"model      {self.model}, {self.num_parameters:,} parameters",
             f"rows       {self.num_rows:,} a measurement; {self.token_ids}, {self.mask}",
-            f"held       {size(self.state_bytes)} on a rank",
+            f"memory     {size(self.device_bytes)} of a device, {size(self.host_bytes)} of a host",
             f"sent       {size(self.exchange_bytes)} by each of {self.num_ranks} ranks",
             "",
             *(f"{each.name:16} {each.width or '?':>6}  {each.path}" for each in self.layers),
@@ -130,9 +123,7 @@ def describe(
     inner = measured_model(model)
     with kept_random_states():
         geometry = monitor.make_geometry(model)
-    rows, table_bytes = monitor.plan(geometry, batch, ranks, (batch_size, seq_len))
-    num_rows = rows.on_rank
-    notes = monitor.choose_metrics(geometry, table_bytes)
+    rows = monitor.plan(batch, ranks, (batch_size, seq_len))
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()
@@ -145,19 +136,24 @@ def describe(
     token_ids, mask = sources_of_rows(
         geometry, has_ids=has_ids, ids=gives_ids, mask=monitor.mask is not None
     )
-    held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
-    sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
+    seen = monitor.seen_rows(geometry, rows, ranks)
+    if not has_ids:
+        seen = seen._replace(num_types=0)
+    bounds, memory = monitor.choose_metrics(geometry, seen, ranks, [each.width for each in layers])
+    notes = memory_sentences(memory, monitor.max_bytes, bounds)[1:]
     return Description(
         type(inner).__name__,
         sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight)),
         layers=tuple(layers),
         token_ids=token_ids,
         mask=mask,
-        num_rows=num_rows,
-        metrics=held,
+        num_rows=rows.on_rank,
+        metrics=memory.metrics,
+        device_bytes=memory.peak,
+        host_bytes=memory.on_host,
         num_ranks=ranks,
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
-        exchange_bytes=2 * sent * (ranks - 1) // ranks,
+        exchange_bytes=2 * memory.exchanged * (ranks - 1) // ranks,
         warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes),
     )
 
@@ -252,31 +248,6 @@ def _warnings(
             "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
             "the monitor token_ids=, a function of the batch."
         )
-
-
-def _held_bytes(
-    geometry: Geometry, layers: Sequence[DescribedLayer], num_rows: int, *, has_ids: bool
-) -> Counter[str]:
-    """Bytes that each of the package's metrics holds at all layers, with its copies for standard
-    errors; 0 of another package's.
-    """
-    num_groups = geometry.settings["jackknife"]
-    has_types = has_ids and geometry.settings["rows"] != "mean"
-    most_types = geometry.inputs.num_token_types if has_types else 0
-    guess = model_width(geometry.model)
-    held = Counter[str]()
-    for width, num_layers in Counter(layer.width or guess for layer in layers).items():
-        for metric in geometry.make_metrics(width) if width else ():
-            name = type(metric).__name__
-            held[name] += 0
-            if isinstance(metric, GeometryMetric):
-                of_metric = state_bytes(metric, num_rows, min(num_rows, most_types))
-                if metric.has_copies and num_groups:
-                    rows = -(-num_rows // num_groups)
-                    of_metric += num_groups * state_bytes(metric, rows, min(rows, most_types))
-                # once a row is massive there is a copy of the ordinary ones
-                held[name] += num_layers * of_metric * (2 if metric.keys_without_massive else 1)
-    return held
 
 
 def run_doctor(

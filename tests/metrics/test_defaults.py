@@ -2,14 +2,17 @@
 
 import logging
 import re
+from functools import partial
 
 import pytest
 import torch
 
 import embedgeo
+from benchmarks.memory import Layers, peak_bytes
 from embedgeo import (
     Anisotropy,
     EmbeddingMoments,
+    Geometry,
     GeometryMonitor,
     IntrinsicDimension,
     StepMonitor,
@@ -18,7 +21,8 @@ from embedgeo import (
 )
 from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
 from embedgeo.metrics.base import state_bytes
-from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, table_bytes
+from embedgeo.metrics.defaults import metric_factory
+from embedgeo.metrics.memory import SeenRows, planned_memory
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import KINDS, new_metric
@@ -55,17 +59,50 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     metric.update(
         torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
     )
-    assert state_bytes(metric, n, 5) == sum(state.nbytes for state in metric.metric_state.values())
+    states = metric.metric_state.values()
+    assert sum(state_bytes(metric, n, 5)) == sum(state.nbytes for state in states)
 
 
-def test_a_table_has_no_more_types_than_rows_nor_than_there_are():
-    of_types = state_bytes(TokenMoments(64), 0, 1) - state_bytes(TokenMoments(64), 0)
-    metrics = default_metrics(64)
-    assert table_bytes(metrics, 100, 7) == 7 * of_types
-    assert table_bytes(metrics, 5, 7) == 5 * of_types
-    assert table_bytes(metrics, 5, 7, num_ranks=2) == (5 + 7) * of_types
-    assert table_bytes(metrics, 100, 70, jackknife=4) == (70 + 4 * 25) * of_types
-    assert table_bytes(streaming_metrics(64), 100, 7) == 0
+@pytest.mark.parametrize(
+    ("num_batches", "jackknife", "bounds"),
+    [
+        (1, 0, {}),
+        (3, 0, {}),
+        (1, 4, {}),
+        (2, 0, {"type_tables": False}),
+        (2, 0, {"scatter": False, "type_tables": False}),
+    ],
+)
+def test_a_measurement_takes_no_more_than_was_planned(num_batches, jackknife, bounds):
+    width, num_layers, num_types = 256, 6, 700
+    model = Layers(num_layers, width)
+    make = partial(default_metrics, **bounds)
+    geometry = Geometry(model, layers="layers.*", metrics=make, jackknife=jackknife)
+    batch = torch.arange(8 * 128).view(8, 128) % num_types
+
+    def measure():
+        geometry.probe.attach()
+        with torch.no_grad():
+            for _ in range(num_batches):
+                model(batch)
+        assert any(record["metric"] == "massive_share_of_V" for record in geometry.records())
+
+    taken = peak_bytes(measure)
+    seen = SeenRows(num_batches * batch.numel(), num_batches, num_types)
+    planned = planned_memory(
+        [(make(width), num_layers)], seen, batch.device, 2**30, jackknife=jackknife
+    )
+    stated = planned.peak + planned.on_host
+    assert stated - 5e7 < taken < stated + 5e6
+
+
+def test_ranks_exchange_as_many_layers_at_a_time_as_the_budget_leaves_room_for():
+    layers, seen, cpu = [(default_metrics(256), 12)], SeenRows(2048, 1, 2048), torch.device("cpu")
+    alone = planned_memory(layers, seen, cpu, 2**30)
+    ample, scarce = (planned_memory(layers, seen, cpu, size, 4) for size in (2**30, alone.peak))
+    assert alone.peak < scarce.peak < ample.peak <= 2**30
+    assert scarce.together < ample.together
+    assert ample.exchanged > alone.on_device + alone.on_host
 
 
 def in_words(window, **options):
@@ -99,9 +136,7 @@ def measured(caplog, **options):
 def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(caplog, metrics):
     found, told = measured(caplog, **in_words(MANY, metrics=metrics))
     assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in line for line in told)
-    (line,) = [line for line in told if "in place of TokenMoments" in line]
-    assert "may take 84.5 GB on a rank, more than 2.15 GB" in line
-    assert "metrics=embedgeo.default_metrics has the tables" in line
+    assert any("max_bytes= is 1.07 GB" in line for line in told)
     assert {"Q", "V_W_unbiased", "anisotropy", "intrinsic_dimension"} <= found
     assert not found & {"V_W", "token_types"}
 
@@ -151,12 +186,21 @@ def test_what_a_description_says_is_what_a_monitor_does():
     assert "EmbeddingMoments" in on_many.metrics
     assert "in place of TokenMoments" in on_many.warnings[0]
     assert not on_one.warnings
-    assert 0 < on_many.exchange_bytes < 2 * on_many.state_bytes
+    assert 0 < on_many.exchange_bytes < 2 * sum(on_many.metrics.values())
+    assert max(on_one.device_bytes, on_many.device_bytes) <= 2**30
     assert "by each of 64 ranks" in str(on_many)
     forced = GeometryMonitor(metrics=default_metrics)
     found = describe(forced, large, batch_size=8, seq_len=1024, ranks=64)
     assert "TokenMoments" in found.metrics
-    assert found.exchange_bytes > 2 * TABLE_BYTES
+    assert found.exchange_bytes > 2**31
+    assert found.device_bytes > 2**30
+    assert "That is more: choose fewer layers=" in found.warnings[-1]
+
+
+@pytest.mark.parametrize("max_bytes", [0, 2.5, "1 GiB"])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(max_bytes):
+    with pytest.raises(ValueError, match=r"max_bytes must be a positive integer; got"):
+        GeometryMonitor(max_bytes=max_bytes)
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
@@ -211,5 +255,6 @@ def test_the_documented_bytes_are_those_of_the_states(documented, name):
     for n, d, types in ((100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)):
         made = METRICS[name](d)
         made = made if isinstance(made, list) else [made]
-        assert sum(state_bytes(each, n, types) for each in made) == evaluated(formula, n, d, types)
+        held = sum(sum(state_bytes(each, n, types)) for each in made)
+        assert held == evaluated(formula, n, d, types)
     assert evaluated(formula, 65_536, 4096, 20_000) == pytest.approx(example, rel=5e-3)

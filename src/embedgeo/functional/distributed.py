@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,15 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 # None: the world, or the ranks that are `together`
 Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
 
+BUFFER_BYTES = 2**27
+"""Bytes that are copied into the buffers of a few collectives."""
+
 ROUNDS_OF_SUMS = "counts", "sums", "squares"
 """The rounds of a `Reduction` after that of maxima."""
 
 _CURRENT_GROUP: ContextVar["OwnGroup | None"] = ContextVar("_CURRENT_GROUP", default=None)
 _begun = Counter[str]()  # meetings by their name, on all ranks
 _NOTHING = -1  # bytes, where there is no collective
-_BUFFER_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
 
 
 class Ranks(NamedTuple):
@@ -88,8 +90,11 @@ class Reduction(Protocol):
 class State(ABC):
     """State of the rows seen: a dataclass of tensors, and of settings, that merges itself.
 
-    A metric holds tensors of integers on the CPU, and the others where the rows are.
+    A metric holds tensors of integers on the CPU, and the others where the rows are, unless the
+    state is ``on_host``.
     """
+
+    on_host: ClassVar[bool] = False
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
@@ -344,13 +349,16 @@ def meet(nbytes: int = _NOTHING) -> None:
         ranks.agree(nbytes)
 
 
-def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
+def reduce_states(
+    states: Sequence[S], group: Group = None, device: torch.device | None = None
+) -> list[S]:
     """The states of the rows of all ranks, given those of this rank's rows, which stay as they are.
 
     Every rank must call this, with states of the same kinds in the same order. The tensors of all
     states travel together: a round is one collective for each dtype, after the one by which ranks
-    that are `together` tell each other that they have come to it, and as many again for each 512
-    MiB. A tensor that is larger is reduced in place, without a copy.
+    that are `together` tell each other that they have come to it, and as many again for each 128
+    MiB. A tensor that is larger is reduced in place, without a copy. Collectives are of tensors
+    on ``device``; others are sent there for that alone.
     """
     ranks = Ranks.of(group)
     ways = [state.reduction(ranks) for state in states]
@@ -360,7 +368,8 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
             {name: _overwritable(tensor, state) for name, tensor in tensors.items()}
             for tensors, state in zip(of_ways, states, strict=True)
         ]
-        _reduce([tensor for tensors in given for tensor in tensors.values()], op, group)
+        every = [tensor for tensors in given for tensor in tensors.values()]
+        _reduce(every, op, group, device)
         return [*given]
 
     exchanged = reduced([way.maxima() for way in ways], dist.ReduceOp.MAX)
@@ -431,18 +440,23 @@ def _overwritable(tensor: Tensor, state: State) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _reduce(tensors: Sequence[Tensor], op: Any, group: Group) -> None:
-    """Replace contiguous tensors by their reductions over the ranks."""
+def _reduce(
+    tensors: Sequence[Tensor], op: Any, group: Group, device: torch.device | None = None
+) -> None:
+    """Replace contiguous tensors by their reductions over the ranks, on their or this device."""
     for some in _bundles([each for each in tensors if each.numel()]):
         by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in some:
-            by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.view(-1))
-        buffers = [each[0] if len(each) == 1 else torch.cat(each) for each in by_kind.values()]
+            by_kind.setdefault((tensor.dtype, device or tensor.device), []).append(tensor.view(-1))
+        buffers = [
+            torch.cat([part.to(where) for part in parts]) if len(parts) > 1 else parts[0].to(where)
+            for (_, where), parts in by_kind.items()
+        ]
         meet(sum(buffer.nbytes for buffer in buffers))
         for buffer in buffers:
             _issue(partial(dist.all_reduce, buffer, op=op), group)
         for buffer, flat in zip(buffers, by_kind.values(), strict=True):
-            if len(flat) > 1:
+            if buffer is not flat[0]:
                 for tensor, part in zip(flat, buffer.split([*map(len, flat)]), strict=True):
                     tensor.copy_(part)
 
@@ -453,7 +467,7 @@ def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """
     bundle, num_bytes = list[Tensor](), 0
     for tensor in tensors:
-        if bundle and num_bytes + tensor.nbytes > _BUFFER_BYTES:
+        if bundle and num_bytes + tensor.nbytes > BUFFER_BYTES:
             yield bundle
             bundle, num_bytes = [], 0
         bundle.append(tensor)

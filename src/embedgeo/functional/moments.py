@@ -86,7 +86,9 @@ class PooledState(State):
         ways = Pooling(self), Pooling(other)
         tensors = _reduced([way.maxima() for way in ways], torch.maximum)
         for phase in ROUNDS_OF_SUMS:
-            tensors = _reduced([getattr(way, phase)(tensors) for way in ways], torch.add)
+            # squares are new tensors, and the largest
+            add = Tensor.add_ if phase == "squares" else torch.add
+            tensors = _reduced([getattr(way, phase)(tensors) for way in ways], add)
         whole: Self = ways[0].result(tensors)
         return whole
 

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype, row_norms, sent
+from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.precision import row_norms, sent
 
 T = TypeVar("T")
 
@@ -297,22 +298,24 @@ class Rows:
         kept = ids.on(x.device, "kept")
         x = x.reshape(-1, x.shape[-1])
         x = x if kept is None else x.index_select(0, kept)
-        total = x.sum(dtype=accumulator_dtype(x.device))
         if not times:
-            if math.isfinite(float(total)):  # one sum in the usual case
+            # one sum in the usual case
+            if math.isfinite(float(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))):
                 return cls(x, ids)
             return cls._finite(x, ids)[0]
 
         def limit(norms: Tensor) -> Tensor:
             if largest is not None:
-                return total.new_tensor(largest)
+                return norms.new_tensor(largest)
             return (
-                times * norms.median() if len(norms) >= FEWEST_ROWS else total.new_tensor(math.inf)
+                times * norms.median() if len(norms) >= FEWEST_ROWS else norms.new_tensor(math.inf)
             )
 
-        rows, norms = cls(x, ids), row_norms(x)
+        # without a copy of all rows in float64
+        norms = torch.cat([row_norms(x[:0]), *(row_norms(x[chunk]) for chunk in row_chunks(x))])
+        rows = cls(x, ids)
         most = limit(norms)
-        facts = torch.stack((total, (norms > most).sum().to(total), most.to(total)))
+        facts = torch.stack((norms.sum(), (norms > most).sum().to(norms), most))
         sum_of_all, num_massive, rows.largest = facts.tolist()  # the one wait
         if not math.isfinite(sum_of_all):
             rows, counts = cls._finite(x, ids)

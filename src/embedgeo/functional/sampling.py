@@ -32,6 +32,8 @@ _COLUMNS = "rows", "keys", "labels", "positions"  # with an entry for each row o
 class Sample(State):
     """A uniform sample of the rows of one or more streams.
 
+    A metric holds it on the CPU, for a device may not have room for those of all layers.
+
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), int64 of 53 bits.
@@ -53,6 +55,8 @@ class Sample(State):
     batches: Tensor
     size: int
     seed: int = 0
+
+    on_host = True
 
     @classmethod
     def empty(
@@ -173,6 +177,10 @@ class Sample(State):
         places = drawn[:num_own], drawn[num_own:] - num_held
         pairs = zip((self.rows, others), places, strict=True)
         return [rows.index_select(0, sent(each, rows.device)) for rows, each in pairs]
+
+    def on(self, device: torch.device) -> "Sample":
+        """The sample with its rows on a device, to compute with them."""
+        return replace(self, rows=self.rows.to(device))
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""

@@ -5,6 +5,7 @@ Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
@@ -163,8 +164,12 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     variance = s.diagonal()
     scale = _reciprocal_root(variance, scatter.tells())
     top = (variance + scatter.n * scatter.mean.square()).argmax()[None]
-    others = s.index_fill(0, top, 0).index_fill(1, top, 0)
-    leading = _leading_values(scatter.n, variance, scale, s, s * scale * scale[:, None], others)
+    matrices = (
+        s,
+        lambda: s.index_fill(0, top, 0).index_fill_(1, top, 0),
+        lambda: (s * scale).mul_(scale[:, None]),
+    )
+    leading = _leading_values(scatter.n, variance, scale, top, *matrices)
     if not full:
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
@@ -177,19 +182,28 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, scale: Tensor, s: Tensor, standardized: Tensor, others: Tensor
+    n: Tensor,
+    variance: Tensor,
+    scale: Tensor,
+    top: Tensor,
+    s: Tensor,
+    others: Callable[[], Tensor],
+    standardized: Callable[[], Tensor],
 ) -> dict[str, Tensor]:
     """Values from the diagonal of the scatter, and from three matrices, which have the eigenvalues
-    of the scatter, of that of standardized rows, and of that of the rows without their largest
-    coordinate; ``scale`` is 0 in coordinates that standardized rows do not have.
+    of the scatter, of that of the rows without their largest coordinate, ``top``, and of that of
+    standardized rows; ``scale`` is 0 in coordinates that these do not have. One of the latter two
+    is made when the other has gone.
     """
     trace = variance.sum()
     num_scaled = (scale > 0).sum()
     return {
         "anisotropy": ratio(top_eigenvalue(s), trace),
-        "anisotropy_without_top_dim": ratio(top_eigenvalue(others), others.diagonal().sum()),
-        "participation_ratio": ratio(trace.square(), s.square().sum()),
-        "anisotropy_standardized": ratio(top_eigenvalue(standardized), num_scaled),
+        "anisotropy_without_top_dim": ratio(
+            top_eigenvalue(others()), variance.index_fill(0, top, 0).sum()
+        ),
+        "participation_ratio": ratio(trace.square(), torch.linalg.vector_norm(s).square()),
+        "anisotropy_standardized": ratio(top_eigenvalue(standardized()), num_scaled),
         "constant_dims": (len(variance) - num_scaled).to(trace).where(n > 0, torch.nan),
         "anisotropy_null": anisotropy_null(n, len(variance)),
     }
@@ -221,8 +235,16 @@ def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
     rows = rows * (m2 > 0)
     eps = n.new_full((), torch.finfo(x.dtype).eps)
     scale = _reciprocal_root(m2, Scatter(n, mean, m2.diag(), eps).tells())
-    of_rows = rows, rows * scale, rows.index_fill(1, top, 0)
-    return _leading_values(n, m2, scale, *(each @ each.T for each in of_rows))
+    products = (
+        _products(rows),
+        lambda: _products(rows.index_fill(1, top, 0)),
+        lambda: _products(rows * scale),
+    )
+    return _leading_values(n, m2, scale, top, *products)
+
+
+def _products(rows: Tensor) -> Tensor:
+    return rows @ rows.T
 
 
 @lru_cache(maxsize=8)
@@ -427,7 +449,7 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 def varying_scatter(scatter: Scatter) -> Tensor:
     """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary."""
     varies = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean) != 0
-    return scatter.scatter * varies * varies[:, None]
+    return (scatter.scatter * varies).mul_(varies[:, None])
 
 
 @dataclass(eq=False)

@@ -250,6 +250,11 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     return TypeRuns(ids, sequences, x.shape[1], x.device).table(x)
 
 
+def table_working_bytes(dim: int, num_types: int, device: torch.device) -> int:
+    """Bytes that moments and the table of a batch take at most, beside its rows."""
+    return 8 * dim * (num_types + 4 * chunk_length(dim, device))
+
+
 def type_table(rows: Rows) -> TokenTable | None:
     """The `token_table` of rows, whose order is found once for all layers; None where they have no
     token ids.

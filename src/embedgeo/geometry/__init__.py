@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, nan
@@ -57,6 +58,7 @@ from embedgeo.geometry.undoing import undoing
 from embedgeo.glossary import DEFINITIONS
 from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.memory import Memory, SeenRows, planned_memory
 from embedgeo.results import saving
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -106,6 +108,9 @@ class Geometry:
     wait_seconds = 60.0
     """How long a rank waits for the others before it exchanges values with them, at most: also a
     fourth of the time limit of the default process group."""
+
+    together = 2**28
+    """Bytes of the states of layers, about, that ranks exchange together."""
 
     keeps_samples = False
     num_rows = 0
@@ -425,28 +430,37 @@ class Geometry:
         self._empty.clear()
         self.make_metrics = make
 
-    def table_bytes(self, num_rows: int, num_ranks: int, *, given: bool = False) -> int:
-        """The most bytes that the token tables of all layers take on a rank: see
-        `embedgeo.metrics.defaults.table_bytes`.
-
-        Args:
-            num_rows: number of rows of a layer, on a rank.
-            num_ranks: number of ranks that have different rows.
-            given: whether token ids are given, and not read from the model.
+    def memory(
+        self,
+        seen: SeenRows,
+        num_ranks: int,
+        budget: int,
+        widths: Iterable[int | None],
+    ) -> Memory:
+        """The most memory that a measurement of layers of these widths, None where they are not
+        known, takes on a rank: see `embedgeo.metrics.memory.planned_memory`.
         """
-        unit = self.settings["rows"]
-        if unit == "mean" or not (given or self.inputs.tables or self.part):
-            return 0
-        num_types = num_rows * num_ranks if unit == "words" else self.inputs.num_token_types
-        width = model_width(self.model) or _UNKNOWN_WIDTH
-        of_layer = defaults.table_bytes(
-            self.make_metrics(width),
-            num_rows,
-            num_types,
+        guess = model_width(self.model) or _UNKNOWN_WIDTH
+        counts = Counter(width or guess for width in widths)
+        layers = [(self.make_metrics(width), number) for width, number in counts.items()]
+        return planned_memory(
+            layers,
+            seen,
+            self.device,
             num_ranks=num_ranks,
+            budget=budget,
             jackknife=self.settings["jackknife"],
         )
-        return 2 * of_layer * len(self.layers)  # a copy of the ordinary rows, too
+
+    def num_token_types(self, num_rows: int, *, gives_ids: bool) -> int:
+        """The most token types that so many rows may have; 0 if they have none.
+
+        ``gives_ids``: token ids are given, and not read from the model.
+        """
+        unit = self.settings["rows"]
+        if unit == "mean" or not (gives_ids or self.inputs.tables or self.part):
+            return 0
+        return num_rows if unit == "words" else min(num_rows, self.inputs.num_token_types)
 
     def close(self) -> None:
         """Let go of what was measured, and of the model without waiting for the garbage
@@ -607,7 +621,9 @@ class Geometry:
     def _own_records(self) -> list[Record]:
         """The records of this model's own layers; a monitor's ranks raise an exception together."""
         with together(self._stage_group):
-            records = compute(self.measured_layers(), keep_samples=self.keeps_samples)
+            records = compute(
+                self.measured_layers(), self.together, keep_samples=self.keeps_samples
+            )
             self._has_kept = self.keeps_samples
             if self._group is None:
                 return records

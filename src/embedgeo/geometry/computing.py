@@ -15,8 +15,6 @@ from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
 from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
 
-# of states that are exchanged together, beside which the rows of all ranks are held
-_EXCHANGE_BYTES = 1 << 30
 # an operation on so many takes about as long as a thread of a busy machine needs to join in
 _FEW_NUMBERS = 2**18
 
@@ -33,16 +31,18 @@ class MeasuredLayer(NamedTuple):
     num_bytes: int = 0  # of its states, on the rank where these are the largest
 
 
-def compute(layers: Sequence[MeasuredLayer], *, keep_samples: bool = False) -> list[Record]:
+def compute(
+    layers: Sequence[MeasuredLayer], together: int, *, keep_samples: bool = False
+) -> list[Record]:
     """Records of layers over the rows of all ranks, on all of these of the same keys; every rank
     must call this. The states stay as they are.
 
-    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
-    each rank. An error of a layer is raised once all have been computed. ``keep_samples`` keeps the
-    sampled rows of all ranks at the layers beyond their exchange.
+    Layers get the rows of all ranks in one exchange, as many at a time as have states of about
+    ``together`` bytes on each rank. An error of a layer is raised once all have been computed.
+    ``keep_samples`` keeps the sampled rows of all ranks at the layers beyond their exchange.
     """
     pairs = list[Pairs | Exception]()
-    for some in _exchanged_together(layers):
+    for some in _exchanged_together(layers, together):
         metrics = [each.metrics for each in some]
         with in_sync(metrics):
             pairs += layer_values(metrics)
@@ -81,13 +81,15 @@ def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
         return [_values(layer) for layer in layers]
 
 
-def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
+def _exchanged_together(
+    layers: Sequence[MeasuredLayer], together: int
+) -> Iterator[Sequence[MeasuredLayer]]:
     """Layers in turn, several at a time; on all ranks the same ones."""
     if not is_distributed():
         yield layers
         return
     ends = accumulate(each.num_bytes for each in layers)
-    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _EXCHANGE_BYTES):
+    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // together):
         yield [layer for layer, _ in some]
 
 

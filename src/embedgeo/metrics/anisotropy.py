@@ -228,6 +228,11 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
+    def working_bytes(self, num_types: int, device: torch.device) -> int:
+        if self.sample_size is not None:
+            return 5 * 8 * self.sample_size * self.dim
+        return 5 * 8 * self.dim**2
+
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order;
         their sum is V.
@@ -267,7 +272,7 @@ class Anisotropy(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         if self.sample_size is not None:
-            return sampled_spectrum_values(self.load(Sample).rows)
+            return sampled_spectrum_values(self.load(Sample).on(self.device).rows)
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
         if self.batch_size is not None:
             values |= batch_values(self.load(AnisotropyBatches))

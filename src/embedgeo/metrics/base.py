@@ -265,6 +265,12 @@ class GeometryMetric(Metric):
         """
         return {}
 
+    def working_bytes(self, num_types: int, device: torch.device) -> int:
+        """The most bytes that an update with rows of so many token types, or ``compute``, takes on
+        a device beside the states and the rows.
+        """
+        return 0
+
     def declare(self, empty: State, prefix: str = "") -> None:
         """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state
         of no rows.
@@ -281,7 +287,8 @@ class GeometryMetric(Metric):
         cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
         for field, name in self._names[kind].items():
-            device = own if held[name].is_floating_point() else cpu
+            is_placed = held[name].is_floating_point() and not kind.on_host
+            device = own if is_placed else cpu
             fields[field] = held[name] if held[name].device == device else sent(held[name], device)
         return replace(self.declared[kind], **fields)
 
@@ -290,7 +297,8 @@ class GeometryMetric(Metric):
         self._untouched.discard(type(state))
         for field, name in self._names[type(state)].items():
             value = getattr(state, field)
-            setattr(self, name, value if value.is_floating_point() else value.cpu())
+            is_placed = value.is_floating_point() and not state.on_host
+            setattr(self, name, value if is_placed else value.cpu())
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before; of a batch that has
@@ -403,7 +411,7 @@ class GeometryMetric(Metric):
 
     @property
     def device(self) -> torch.device:
-        """Place of the states, but for those that stay on the CPU."""
+        """Place of the states, but for those that stay on the CPU, and of what is computed."""
         return self._place
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
@@ -419,9 +427,12 @@ class GeometryMetric(Metric):
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
             return self
+        on_host = {*exclude_state}.union(
+            *(names.values() for kind, names in self._names.items() if kind.on_host)
+        )
         states: dict[str, Any] = self.metric_state
         for name, state in states.items():
-            if name not in exclude_state and state.is_floating_point():
+            if name not in on_host and state.is_floating_point():
                 setattr(self, name, move(state))
         return self
 
@@ -448,12 +459,16 @@ def values_of(metric: GeometryMetric) -> dict[str, Tensor]:
     return require_values(type(metric).compute(metric))
 
 
-def state_bytes(metric: GeometryMetric, num_rows: int, num_types: int = 0) -> int:
-    """Bytes of the states of a metric once they have seen so many rows, in float32 or less, of so
-    many token types (0: without token ids).
+def state_bytes(metric: GeometryMetric, num_rows: int, num_types: int = 0) -> tuple[int, int]:
+    """Bytes of the states of a metric, on its device and on the host, once they have seen so many
+    rows, in float32 or less, of so many token types (0: without token ids).
     """
-    states = (state.num_bytes(num_rows, num_types) for state in metric.declared.values())
-    return metric.settings.nbytes + sum(states)
+    on_device, on_host = metric.settings.nbytes, 0
+    for state in metric.declared.values():
+        num_bytes = state.num_bytes(num_rows, num_types)
+        on_host += num_bytes * state.on_host
+        on_device += num_bytes * (not state.on_host)
+    return on_device, on_host
 
 
 def see_no_rows(metric: GeometryMetric) -> None:
@@ -485,11 +500,12 @@ def take_states_of_ranks(metrics: Sequence[GeometryMetric], group: Group, stack:
     Every rank must call this with the same metrics.
     """
     held = [
-        metric.load(kind).map(partial(sent, device=metric.device))
+        each if each.on_host else each.map(partial(sent, device=metric.device))
         for metric in metrics
-        for kind in metric.declared
+        for each in map(metric.load, metric.declared)
     ]
-    whole = iter(reduce_states(held, group))
+    device = metrics[0].device if metrics else None
+    whole = iter(reduce_states(held, group, device))
     for metric in metrics:
         keep_states(metric, stack)
         for _ in metric.declared:

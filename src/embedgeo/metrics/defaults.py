@@ -1,6 +1,4 @@
-"""Sets of metrics for a layer, given its width: the default, the streaming and the full one; and
-what token tables take.
-"""
+"""Sets of metrics for a layer, given its width: the default, the streaming and the full one."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -9,16 +7,11 @@ from torchmetrics import Metric
 
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
-from embedgeo.metrics.base import GeometryMetric, state_bytes
+from embedgeo.metrics.base import state_bytes
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.tokens import TokenMoments
-
-TABLE_BYTES = 2**31
-"""Bytes of a rank that the token tables of all layers, with their union over the ranks, may take
-where a monitor chooses the metrics: 2 GiB.
-"""
 
 _SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
 SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
@@ -29,6 +22,7 @@ def default_metrics(
     seed: int = 0,
     *,
     type_tables: bool = True,
+    scatter: bool = True,
     count_range: tuple[int, int] | None = None,
     spectrum: bool = False,
     discard_fraction: float = 0.1,
@@ -37,15 +31,16 @@ def default_metrics(
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
-    Above a width of 5792 the scatter of `Anisotropy` takes more than 268 MB, and there is a sample
-    of 1,024 rows instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter
-    tells.
+    Without ``scatter``, and above a width of 5792, where it takes more than 268 MB, `Anisotropy`
+    holds a sample of 1,024 rows instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what
+    only a scatter tells.
 
     Args:
         dim: d, the width of the layer.
         seed: of the rows that are sampled.
         type_tables: with tables of token types; else there is `EmbeddingMoments` in place of
             `TokenMoments`.
+        scatter: with the scatter of all rows.
         count_range: of `TokenMoments`.
         spectrum: of `Anisotropy`.
         discard_fraction: of `IntrinsicDimension`.
@@ -59,12 +54,13 @@ def default_metrics(
     (None, 1024)
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
-    is_small = spectrum or anisotropy_batch or state_bytes(whole, 0) <= _SCATTER_BYTES
+    fits = scatter and state_bytes(whole, 0)[0] <= _SCATTER_BYTES
+    is_whole = spectrum or anisotropy_batch or fits
     if count_range is not None and not type_tables:
         raise ValueError("count_range needs token tables; there are none. Leave it out.")
     return [
         TokenMoments(dim, count_range) if type_tables else EmbeddingMoments(dim),
-        whole if is_small else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
+        whole if is_whole else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
@@ -85,40 +81,6 @@ That is the whole spectrum, the anisotropy also as mean and standard deviation o
 rows, and the intrinsic dimension as those over 4 such batches. Each layer takes
 eigendecompositions of d × d matrices, and its sample holds 4 batches of rows.
 """
-
-
-def table_bytes(
-    metrics: Iterable[Metric],
-    num_rows: int,
-    num_types: int,
-    *,
-    num_ranks: int = 1,
-    jackknife: int = 0,
-) -> int:
-    """The most bytes that the token tables of metrics take on a rank.
-
-    A table has at most as many types as it has rows, and as there are. While ranks exchange tables,
-    each holds the union of theirs beside its own. The groups of the jackknife have tables, too.
-
-    Args:
-        metrics: of all layers.
-        num_rows: number of rows of a layer on a rank.
-        num_types: number of types that there are, as in a vocabulary.
-        num_ranks: number of ranks that have different rows.
-        jackknife: number of groups for standard errors.
-
-    >>> table_bytes([TokenMoments(64), IntrinsicDimension(64)], 4096, 50_000)
-    2293760
-    """
-    total = 0
-    of_groups = [-(-num_rows // jackknife)] * jackknife if jackknife else []
-    for metric in metrics:
-        if isinstance(metric, GeometryMetric):
-            for rows in [num_rows, *(of_groups if metric.has_copies else [])]:
-                own, of_all = min(num_types, rows), min(num_types, rows * num_ranks)
-                held = own + (of_all if num_ranks > 1 else 0)
-                total += state_bytes(metric, rows, held) - state_bytes(metric, rows)
-    return total
 
 
 def metric_factory(

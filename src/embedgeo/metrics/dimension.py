@@ -230,6 +230,9 @@ class IntrinsicDimension(GeometryMetric):
         self.neighbors = neighbors
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
+    def working_bytes(self, num_types: int, device: torch.device) -> int:
+        return 6 * 4 * self.batch_size * self.dim
+
     def update_states(self, rows: Rows) -> None:
         labels = rows.ids.once("labels", lambda: _labels(rows))
         ranks = Ranks.of(self.process_group)
@@ -276,7 +279,7 @@ class IntrinsicDimension(GeometryMetric):
 
     def _mean_cosine(self) -> Tensor:
         """That of the sampled rows without their coordinate of largest second moment."""
-        held = self.load(Sample).rows
+        held = self.load(Sample).on(self.device).rows
         # squares of float32 may leave its range
         rows = held.to(accumulator_dtype(held.device), copy=True)
         rows[:, rows.square().sum(0).argmax()] = 0
@@ -319,6 +322,7 @@ class IntrinsicDimension(GeometryMetric):
         num_groups: int = 0,
     ) -> LabelledEstimates:
         tolerance = self.duplicate_tolerance
+        batch = batch.on(self.device)
         if not isinstance(self.estimator, str):
             return LabelledEstimates(
                 estimated_dimension(batch.rows, self.estimator, duplicate_tolerance=tolerance)

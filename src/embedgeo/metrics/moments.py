@@ -13,6 +13,7 @@ from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     WithinMoments,
     has_token_values,
+    table_working_bytes,
     type_table,
     unbiased_split,
     within_moments,
@@ -204,6 +205,9 @@ class EmbeddingMoments(GeometryMetric):
         table = type_table(rows)
         if table is not None:
             self.extend(within_moments(table.map(to_state), rows.num_sequences))
+
+    def working_bytes(self, num_types: int, device: torch.device) -> int:
+        return table_working_bytes(self.dim, num_types, device)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from embedgeo.functional.tokens import (
     context_split,
     has_token_values,
     local_variance,
+    table_working_bytes,
     type_regressions,
     type_table,
     type_values,
@@ -239,6 +240,9 @@ class TokenMoments(GeometryMetric):
             self.declare(RowGroup.empty(dim), "first_")
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount.empty())
+
+    def working_bytes(self, num_types: int, device: torch.device) -> int:
+        return table_working_bytes(self.dim, num_types, device)
 
     def update_states(self, rows: Rows) -> None:
         if self.count_range is not None and rows.ids.token_ids is None:

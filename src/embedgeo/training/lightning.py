@@ -53,9 +53,7 @@ class GeometryMonitor(Monitor, Callback):
             these or a callable on the model: see `embedgeo.capture.layers.resolve_layers`. The
             callable may also return a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
-            `embedgeo.default_metrics` where their token tables, with the union over the ranks, take
-            at most 2 GiB on a rank, else `embedgeo.streaming_metrics`. That is chosen at the first
-            batch, alike on all ranks and for the whole run, and said then.
+            `embedgeo.default_metrics`, bounded by ``max_bytes``.
         window: measure the batches of this many consecutive optimizer steps together, logged at the
             first of them.
         probe: measure these held-out batches instead of the training batches, in eval mode and
@@ -108,6 +106,10 @@ class GeometryMonitor(Monitor, Callback):
             configuration each is a ``class_path`` and its ``init_args``.
         skip_massive: leave massive rows out of all numbers (True), or those beyond so many times
             the median norm of their forward pass on this rank: see `embedgeo.observe`.
+        max_bytes: bytes of the device of a rank that a measurement may take beside the model. Where
+            the default metrics could take more, they hold samples in place of scatters, or no token
+            tables, or neither. That is chosen at the first batch, alike on all ranks and for the
+            whole run, and said then.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer

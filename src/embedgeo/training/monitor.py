@@ -47,9 +47,9 @@ from embedgeo.functional.distributed import (
 from embedgeo.functional.rows import FEWEST_ROWS, massive_times
 from embedgeo.geometry import Geometry
 from embedgeo.layer_names import blocks_by_side
-from embedgeo.metrics import streaming_metrics
-from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
+from embedgeo.metrics.defaults import default_metrics, metric_factory
 from embedgeo.metrics.layer import MetricFactory
+from embedgeo.metrics.memory import Memory, SeenRows
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, block_means
@@ -60,9 +60,9 @@ from embedgeo.training.plan import (
     UNKNOWN_SHAPE,
     ExpectedRows,
     expected_rows,
+    memory_sentences,
     missing_for_history,
     plan_sentences,
-    without_tables,
 )
 from embedgeo.training.weights import first_numbers, some_weights
 
@@ -73,6 +73,13 @@ if TYPE_CHECKING:
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
 _WATCHED_BATCHES = 25  # of one step, after which the weights are compared
+# what the default metrics do without, the first one that fits the budget
+_BOUNDS: Sequence[dict[str, Any]] = (
+    {},
+    {"scatter": False},
+    {"type_tables": False},
+    {"scatter": False, "type_tables": False},
+)
 _OF_ONE_RANK = "on_error", "folder", "pictures", "scalars"  # options that may differ
 
 
@@ -200,6 +207,7 @@ class Monitor(ABC):
     scalars: Scalars = "headlines"
     listeners: Sequence[Any] = ()
     skip_massive: bool | float = False
+    max_bytes: int = 2**30
 
     wait_seconds = 60.0
     """How long a rank waits for the others before a measurement, at most: also a fourth of the time
@@ -216,6 +224,8 @@ class Monitor(ABC):
         require_exclusions(self.skip_first_positions, self.ignore_token_ids)
         massive_times(self.skip_massive)
         require_scalars(self.scalars)
+        if type(self.max_bytes) is not int or self.max_bytes < 1:
+            raise ValueError(f"max_bytes must be a positive integer; got {self.max_bytes!r}.")
         _require_prefix(self.prefix)
         self.schedule = Schedule(self.every_n_steps, self.extra_steps, self.window)
         self.probe = _require_probe(self.probe, self.window)
@@ -313,7 +323,7 @@ class Monitor(ABC):
         self._num_batches = 0  # of that step, so far
         self._watched: Sequence[Tensor] = []  # a few parameters
         self._numbers: list[Tensor] = []  # of these, in an earlier batch of it
-        self._has_tables: bool | None = None  # as chosen at the first batch
+        self._bounds: dict[str, bool] | None = None  # of the metrics, chosen at the first batch
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
         self._was_silent = False  # the last measurement had no records
@@ -339,7 +349,7 @@ class Monitor(ABC):
             "last_step": self._last_step,
             "window_start": self._window_start,
             "history_run": self._history_run,
-            "has_tables": self._has_tables,
+            "bounds": self._bounds,
             "listeners": tuple(each for each in states if each[1] is not None),
         }
 
@@ -347,7 +357,7 @@ class Monitor(ABC):
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
         self._history_run = state.get("history_run", "")
-        self._has_tables = state.get("has_tables")
+        self._bounds = state.get("bounds")
         states = dict(state.get("listeners", ()))
         for name in self._named_listeners.keys() & states.keys():
             self._ask(name, "load_state_dict", states.pop(name))
@@ -434,14 +444,18 @@ class Monitor(ABC):
         assert geometry is not None
         with self._own_work():
             with together(self._ranks):
-                rows, table_bytes = self.plan(geometry, batch, num_ranks(self._row_group))
-                if self._has_tables is not None:
-                    table_bytes = 0.0 if self._has_tables else math.inf
+                ranks = num_ranks(self._row_group)
+                rows = self.plan(batch, ranks)
+                seen = self.seen_rows(geometry, rows, ranks)
+                num_layers = len(geometry.layers)
                 if self._ranks is not None:
-                    own = torch.tensor(table_bytes, dtype=torch.float64, device=geometry.device)
-                    table_bytes = float(all_reduce_max(own, self._ranks))
-                notes = self.choose_metrics(geometry, table_bytes)
-                self._has_tables = not notes if self._chooses_metrics else None
+                    own = torch.tensor([*seen, num_layers], device=geometry.device)
+                    *most, num_layers = all_reduce_max(own, self._ranks).tolist()
+                    seen = SeenRows(*most)
+                widths = [None] * num_layers
+                bounds, memory = self.choose_metrics(geometry, seen, ranks, widths)
+                self._bounds = bounds if self._chooses_metrics else None
+                geometry.together = memory.together
             planned = plan_sentences(
                 geometry,
                 self.schedule,
@@ -450,34 +464,42 @@ class Monitor(ABC):
                 gives_ids=self.token_ids is not None,
                 gives_mask=self.mask is not None,
             )
+            notes = memory_sentences(memory, self.max_bytes, bounds)
             self._say(f"\n{type(self).__name__}: ".join([*planned[:2], *notes, *planned[2:]]))
         return True
 
     def plan(
-        self,
-        geometry: Geometry,
-        batch: Any,
-        ranks: int,
-        default: tuple[int, int] = UNKNOWN_SHAPE,
-    ) -> tuple[ExpectedRows, float]:
-        """The rows of a measurement, and the bytes that their token tables take on a rank.
-
-        ``default`` is the shape of batches that do not tell theirs.
-        """
+        self, batch: Any, ranks: int, default: tuple[int, int] = UNKNOWN_SHAPE
+    ) -> ExpectedRows:
+        """The rows of a measurement; ``default``: the shape of batches that do not tell theirs."""
         batches_a_step = 1 if self._run is None else self._run.batches_a_step
         num_batches = self.schedule.window * batches_a_step
-        rows = expected_rows(num_batches, self.probe, batch, self.rows, ranks, default)
-        given = self.token_ids is not None
-        return rows, float(geometry.table_bytes(rows.on_rank, ranks, given=given))
+        return expected_rows(num_batches, self.probe, batch, self.rows, ranks, default)
 
-    def choose_metrics(self, geometry: Geometry, table_bytes: float) -> list[str]:
-        """Leave out token tables that take too many bytes, if that is left to the monitor; a
-        sentence where it does.
+    def seen_rows(self, geometry: Geometry, rows: ExpectedRows, ranks: int) -> SeenRows:
+        """The rows of a measurement, as metrics see them on a rank."""
+        gives_ids = self.token_ids is not None
+        num_types = geometry.num_token_types(rows.on_rank * ranks, gives_ids=gives_ids)
+        return SeenRows(rows.on_rank, -(-rows.num_batches // ranks), num_types)
+
+    def choose_metrics(
+        self, geometry: Geometry, seen: SeenRows, ranks: int, widths: Sequence[int | None]
+    ) -> tuple[dict[str, Any], Memory]:
+        """Choose metrics that fit the budget, if that is left to the monitor.
+
+        Returns:
+            What they do without, as arguments of `embedgeo.default_metrics`, and the most memory
+            that they take at layers of these widths.
         """
-        if not self._chooses_metrics or table_bytes <= TABLE_BYTES:
-            return []
-        geometry.use_metrics(partial(streaming_metrics, seed=self.seed))
-        return [without_tables(table_bytes)]
+        memory = geometry.memory(seen, ranks, self.max_bytes, widths)
+        if not self._chooses_metrics:
+            return {}, memory
+        for bounds in _BOUNDS if self._bounds is None else [self._bounds]:
+            geometry.use_metrics(partial(default_metrics, seed=self.seed, **bounds))
+            memory = geometry.memory(seen, ranks, self.max_bytes, widths)
+            if memory.peak <= self.max_bytes:
+                break
+        return bounds, memory
 
     def _file_prefix(self) -> str:
         """The prefix, with a number where processes that were launched together do not know of each

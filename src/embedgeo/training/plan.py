@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
-from math import inf, prod
+from math import prod
 from operator import length_hint
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from embedgeo.formatting import listed, size
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import TABLE_BYTES
+from embedgeo.metrics.memory import Memory
 from embedgeo.metrics.moments import EmbeddingMoments
 
 UNKNOWN_SHAPE = 128, 512
@@ -116,19 +116,29 @@ def missing_for_history() -> str:
     return ""
 
 
-def without_tables(num_bytes: float) -> str:
-    """A sentence on what a monitor does without token tables, which would take so many bytes."""
-    needed = (
-        ""
-        if num_bytes == inf
-        else f" Token tables and their union over the ranks may take {size(num_bytes)} on a rank, "
-        f"more than {size(TABLE_BYTES)}."
-    )
-    return (
-        f"EmbeddingMoments is in place of TokenMoments: V_W is estimated within updates, and "
-        f"other values over token types are absent.{needed} metrics=embedgeo.default_metrics has "
-        f"the tables."
-    )
+def memory_sentences(memory: Memory, budget: int, bounded: Mapping[str, bool]) -> list[str]:
+    """Sentences on the memory that a monitor takes, and on what it does without, arguments of
+    `embedgeo.default_metrics`, to stay within its budget.
+    """
+    host = f", and {size(memory.on_host)} of the host for sampled rows" if memory.on_host else ""
+    sentences = [
+        f"It takes at most {size(memory.peak)} of the device beside the model{host}; max_bytes= is "
+        f"{size(budget)}."
+    ]
+    if "scatter" in bounded:
+        sentences.append(
+            "The scatters of all layers would take more: Anisotropy is that of a sample."
+        )
+    if "type_tables" in bounded:
+        sentences.append(
+            "Token tables would take more: EmbeddingMoments is in place of TokenMoments, V_W is "
+            "estimated from a sample of the rows, and other values over token types are absent."
+        )
+    if memory.peak > budget:
+        sentences.append(
+            "That is more: choose fewer layers=, other metrics= or no jackknife=, or raise it."
+        )
+    return sentences
 
 
 def expected_rows(
