@@ -1,19 +1,17 @@
-"""Peak of what a measurement allocates, beside what `embedgeo.describe` states before it.
+"""The most memory that a measurement takes, beside what `embedgeo.describe` states before it.
 
 Layers of random rows, without a model: 33 of width 4,096 by default, which take some minutes. A
 fiftieth of the rows is massive, so that each layer has both copies of its metrics.
 """
 
 import argparse
-import json
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+import resource
+import subprocess
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from embedgeo import GeometryMonitor, StepMonitor, describe
 
@@ -45,53 +43,53 @@ class _Layer(nn.Module):
         return hidden
 
 
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most bytes that are allocated at a time in a run, as torch's profiler counts them."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiled.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    events = sorted((each for each in events if each["name"] == "[memory]"), key=lambda e: e["ts"])
-    allocated = [each["args"]["Total Allocated"] for each in events]
-    return max(allocated) - (allocated[0] - events[0]["args"]["Bytes"])
-
-
 def stated_and_taken(
-    num_layers: int, width: int, batch: Tensor, num_batches: int, **options: Any
+    num_layers: int, width: int, num_tokens: int, num_batches: int, jackknife: int
 ) -> tuple[int, int]:
-    """Bytes that a description states, on device and host, and those that a measurement takes."""
+    """Bytes that a description states, on device and host, and those by which this process grows
+    in a measurement at most.
+    """
     model = Layers(num_layers, width)
-    options = {"layers": "layers.*", "on_error": "raise", **options}
-    found = describe(GeometryMonitor(window=num_batches, **options), model, batch)
-    monitor = StepMonitor(model, 2 * num_batches, window=num_batches, measure_last=False, **options)
+    batch = torch.arange(8 * num_tokens).view(8, -1) % _TYPES
+    options: dict[str, Any] = {
+        "layers": "layers.*",
+        "window": num_batches,
+        "jackknife": jackknife,
+        "on_error": "raise",
+    }
+    found = describe(GeometryMonitor(**options), model, batch)
+    monitor = StepMonitor(model, 2 * num_batches, measure_last=False, **options)
+    model(batch)
+    before = _most_resident()
+    for step in range(num_batches + 1):
+        with monitor.step(step, batch):
+            model(batch)
+    assert monitor.history
+    return found.device_bytes + found.host_bytes, _most_resident() - before
 
-    def run() -> None:
-        for step in range(num_batches + 1):
-            with monitor.step(step, batch):
-                model(batch)
 
-    taken = peak_bytes(run)
-    monitor.close()
-    return found.device_bytes + found.host_bytes, taken
+def _most_resident() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+CASES = {"one batch": (1, 0), "two batches": (2, 0), "four groups": (1, 4)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=33)
     parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=512, help="of each of 8 sequences")
+    parser.add_argument("--only", choices=CASES)
     parsed = parser.parse_args()
-    batch = torch.arange(8 * parsed.tokens).view(8, -1) % _TYPES
-    for name, num_batches, options in (
-        ("one batch", 1, {}),
-        ("two batches", 2, {}),
-        ("two groups", 1, {"jackknife": 2}),
-    ):
-        stated, taken = stated_and_taken(parsed.layers, parsed.width, batch, num_batches, **options)
+    if parsed.only:
+        size = parsed.layers, parsed.width, parsed.tokens
+        stated, taken = stated_and_taken(*size, *CASES[parsed.only])
         ratio = f"{taken / 1e6:.0f} MB taken / {stated / 1e6:.0f} MB stated"
-        print(f"{name}: {ratio} = {taken / stated:.2f}", flush=True)
+        print(f"{parsed.only}: {ratio} = {taken / stated:.2f}", flush=True)
+    else:
+        for case in CASES:
+            subprocess.run([sys.executable, *sys.orig_argv[1:], "--only", case], check=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Sets of metrics by width, the choice of a monitor, and the memory that metrics take."""
 
+import json
 import logging
 import re
 from functools import partial
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import embedgeo
-from benchmarks.memory import Layers, peak_bytes
+from benchmarks.memory import Layers
 from embedgeo import (
     Anisotropy,
     EmbeddingMoments,
@@ -63,6 +65,17 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     assert sum(state_bytes(metric, n, 5)) == sum(state.nbytes for state in states)
 
 
+def peak_bytes(run, path):
+    """The most bytes that are allocated at a time in a run, as torch's profiler counts them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    profiled.export_chrome_trace(str(path))
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if "ts" in each]
+    counted = [each["args"] for each in sorted(events, key=lambda e: e["ts"])]
+    allocated = [each["Total Allocated"] for each in counted if "Total Allocated" in each]
+    return max(allocated) - allocated[0]
+
+
 @pytest.mark.parametrize(
     ("num_batches", "jackknife", "bounds"),
     [
@@ -73,7 +86,7 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
         (2, 0, {"scatter": False, "type_tables": False}),
     ],
 )
-def test_a_measurement_takes_no_more_than_was_planned(num_batches, jackknife, bounds):
+def test_a_measurement_takes_no_more_than_was_planned(num_batches, jackknife, bounds, tmp_path):
     width, num_layers, num_types = 256, 6, 700
     model = Layers(num_layers, width)
     make = partial(default_metrics, **bounds)
@@ -87,7 +100,7 @@ def test_a_measurement_takes_no_more_than_was_planned(num_batches, jackknife, bo
                 model(batch)
         assert any(record["metric"] == "massive_share_of_V" for record in geometry.records())
 
-    taken = peak_bytes(measure)
+    taken = peak_bytes(measure, tmp_path / "trace.json")
     seen = SeenRows(num_batches * batch.numel(), num_batches, num_types)
     planned = planned_memory(
         [(make(width), num_layers)], seen, batch.device, 2**30, jackknife=jackknife
