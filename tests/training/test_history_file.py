@@ -313,19 +313,23 @@ def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_do
     }
 
 
-def test_two_lines_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
+def test_lines_at_the_start_and_at_the_end_with_a_command_to_paste(tmp_path, caplog):
     folder = tmp_path / "my run"
     monitor = GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        fit(tmp_path, monitor, max_steps=3, accumulate_grad_batches=2)
-    start, *_, end = (each for each in caplog.messages if "GeometryMonitor" in each)
+        fit(tmp_path, monitor, max_steps=6, accumulate_grad_batches=2)
+    start, *_, took, end = (each for each in caplog.messages if "GeometryMonitor" in each)
     assert start == (
         "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), "
         f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}.\n"
         "GeometryMonitor: up to 96 rows a measurement (batches like the first, each run once: 2), "
-        "token ids of gpt_neox.embed_in, the model's mask where it is given one."
+        "token ids of gpt_neox.embed_in, the model's mask where it is given one.\n"
+        "GeometryMonitor: It takes at most 8.42 MB of the device beside the model; max_bytes= is "
+        "1.07 GB."
     )
     assert n_at(monitor)[0] == 96
+    said = r"measured 4 steps in \d+\.\d s, \d+\.\d % of the run; the first took \d+\.\d s\."
+    assert re.search(said, took)
     assert "\n" not in end
     assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]
 

@@ -6,29 +6,55 @@ from time import perf_counter
 
 import torch
 
-from embedgeo.formatting import counted
-
-_REMEMBERED = 101  # batches that are not measured, whose median is what one takes
+_REMEMBERED = 101  # plain batches, whose median tells what one takes
 
 
 class Clock:
-    """Tells the seconds that measured batches take beyond the median of the others.
+    """The seconds that measured batches take beyond those of plain ones.
 
-    Between batches that are not measured a device is not waited for: what one takes is the time
-    from its start to that of the next one.
+    A plain batch is timed up to the start of the next one, for no device is waited for after it.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.num_measured = 0  # measurements
         self._device = device
         self._start = perf_counter()
         self._plain = deque[float](maxlen=_REMEMBERED)
-        self._began: float | None = None  # the batch that is under way, if it may be a plain one
-        self._measured = list[float]()
-        self._num_batches = list[int]()  # of each measurement
+        self._seconds = list[float]()  # of batches that are measured
+        self._num_in_first = 1  # of these, in the first measurement
+        self._began: float | None = None
+        self._is_plain = False
 
-    def batch(self) -> None:
-        """A batch begins."""
+    def begin(self, *, is_plain: bool) -> None:
+        """A batch begins, which is measured or not."""
+        if not is_plain and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # with the plain batches before
         now = perf_counter()
-        if self._began is not None:
+        if self._is_plain and self._began is not None:
             self._plain.append(now - self._began)
-        self._began = now
+        self._began, self._is_plain = now, is_plain
+
+    def end(self) -> None:
+        """What is measured of a batch has been."""
+        if not self._is_plain and self._began is not None:
+            self._seconds.append(perf_counter() - self._began)
+            self._began = None
+
+    def count(self) -> None:
+        """The batch that is under way completes a measurement."""
+        self.num_measured += 1
+        if self.num_measured == 1:
+            self._num_in_first = len(self._seconds) + 1
+
+    def __str__(self) -> str:
+        """A sentence; empty where no plain batch tells what one takes."""
+        if not (self._plain and self.num_measured):
+            return ""
+        plain = median(self._plain)
+        beyond = [max(0.0, seconds - plain) for seconds in self._seconds]
+        share = sum(beyond) / (perf_counter() - self._start)
+        first = sum(beyond[: self._num_in_first])
+        return (
+            f"measured {self.num_measured} steps in {sum(beyond):.1f} s, {100 * share:.1f} % of "
+            f"the run; the first took {first:.1f} s"
+        )

@@ -54,6 +54,7 @@ from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches, digest, kept_generators
+from embedgeo.training.clock import Clock
 from embedgeo.training.distributed import PipelineStage, kept_sharded
 from embedgeo.training.loggers import Illustrations
 from embedgeo.training.plan import (
@@ -319,6 +320,7 @@ class Monitor(ABC):
         self._has_lost_rows = False  # by an exception in a batch of it
         self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
+        self._clock = Clock(torch.device("cpu"))
         self._now = -1  # the step of the last batch
         self._num_batches = 0  # of that step, so far
         self._watched: Sequence[Tensor] = []  # a few parameters
@@ -403,6 +405,7 @@ class Monitor(ABC):
         except Exception as error:
             self._fail(error)
         self._run = run
+        self._clock = Clock(run.device)
         self._first_step = step
         self._watched = some_weights(run.model)
         if self._geometry is None:
@@ -613,6 +616,8 @@ class Monitor(ABC):
         self._num_batches += 1
         if self._geometry is None:
             return
+        is_plain = self._window_start is None and not self._is_due(step)
+        self._clock.begin(is_plain=is_plain and self._opened)
         if self._num_batches % _WATCHED_BATCHES == 0:
             self._require_still_weights()
         if not (self._opened or self._open(batch)):
@@ -643,14 +648,15 @@ class Monitor(ABC):
                 f"changed: {self._step_rule}"
             )
 
-    def _take_due(self, step: int) -> bool:
-        """Tell whether there is a scheduled step up to this one that has not been taken yet, and
-        take it.
-        """
+    def _is_due(self, step: int) -> bool:
+        """Tell whether there is a scheduled step up to this one that has not been taken yet."""
         assert self._last_step is not None
-        last_step = self._last_step
+        return self.schedule.next_after(self._last_step) <= step
+
+    def _take_due(self, step: int) -> bool:
+        is_due = self._is_due(step)
         self._last_step = step
-        return self.schedule.next_after(last_step) <= step
+        return is_due
 
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
@@ -681,8 +687,11 @@ class Monitor(ABC):
         start = self._window_start
         if start is not None and step >= start + self.schedule.window:
             self._measure(start)
-        elif self.probe is not None and self._geometry is not None and self._take_due(step):
+        elif self.probe is not None and self._geometry is not None and self._is_due(step):
+            self._clock.begin(is_plain=False)
+            self._take_due(step)
             self._measure_probe(step)
+        self._clock.end()
 
     @_guarded
     def _finish(self, step: int) -> None:
@@ -692,11 +701,13 @@ class Monitor(ABC):
         if self._window_start is not None:
             self._measure(self._window_start)
         if self._is_last_due(step):
+            self._clock.begin(is_plain=False)
             measure = self._measure_recent if self.probe is None else self._measure_probe
             measure(step, self._why_not_last(step))
         if not self._failed:
             with self._own_work():
                 self._illustrations.write(self._loggers(), self.history, last=True)
+        self._clock.end()
 
     def _is_last_due(self, step: int) -> bool:
         """Tell whether the last weights are to be measured and are not yet."""
@@ -735,6 +746,8 @@ class Monitor(ABC):
 
     @_guarded
     def _close_file(self) -> None:
+        if self._run is not None and (said := str(self._clock)):
+            self._say(f"{said}.")
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -931,6 +944,7 @@ class Monitor(ABC):
         if last >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
+        self._clock.count()
         if self._file is not None:
             self._file.origin |= geometry.origin_of_metrics()
             self._write(partial(self._file.add, measured))
