@@ -142,11 +142,8 @@ class Sample(State):
         0 there.
 
         Where the other sample has left out no row, and neither is of one stream of several, its
-        rows get the keys that they have in the whole stream. Otherwise they keep their keys, which
-        must be those of another seed.
-
-        Raises:
-            ValueError: it has left out rows, and the keys of both are those of one seed.
+        rows get the keys that they have in the whole stream. Otherwise they keep their keys, or get
+        others of the same law where both have keys of one seed.
         """
         batches = torch.cat((self.batches, other.batches))
         if not int(self.seen) or not int(other.seen):
@@ -155,14 +152,15 @@ class Sample(State):
         if not len(batches) and bool(other._is_whole()):
             keys = _keys(self.seen + other.positions, self.seed)
         elif bool(torch.isin(keys, self.keys).any()):
-            raise ValueError(
-                "samples of one seed cannot be merged once one has left out rows or is of one of "
-                "several ranks, for they draw by the same keys; the one to be merged has seen "
-                f"{int(other.seen)} rows and has "
-                f"{len(keys)} of them. Give them different seeds."
-            )
+            keys = other._other_keys(int(_keys(self.seen, self.seed)))
         shifted = replace(other, keys=keys, positions=other.positions + int(self.seen))
         return replace(self._with(shifted), batches=batches)
+
+    def _other_keys(self, seed: int) -> Tensor:
+        """The smallest of as many keys of another seed as rows were seen, in random order."""
+        every = _keys(torch.arange(int(self.seen), device=self.keys.device), seed)
+        smallest = every.topk(len(self.keys), largest=False).values
+        return smallest[_keys(self.keys, seed).argsort()]
 
     def _is_whole(self) -> Tensor:
         """Whether no row of the streams was left out."""
@@ -188,6 +186,23 @@ class Sample(State):
         return replace(
             self,
             **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()},
+        )
+
+    def types_and_sequences(self) -> tuple[Tensor | None, Tensor | None]:
+        """The token types and sequences of rows that came with `row_labels`; None of those that
+        none has.
+
+        A row that has none has one of its own, below 0. Sequences are told by the place of their
+        first row.
+        """
+        _, types, distances = self.labels.unbind(1)
+        own = -1 - self.positions
+        has_types = not len(types) or bool((types >= 0).any())
+        return (
+            types.where(types >= 0, own) if has_types else None,
+            (self.positions - distances).where(distances >= 0, own)
+            if bool((distances >= 0).any())
+            else None,
         )
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
@@ -286,6 +301,25 @@ class _Drawing:
         states: dict[str, Any] = {**squares, "batches": self._sample.batches[:0]}
         drawn = replace(self._sample, **states)
         return drawn.select(drawn.keys.argsort(stable=True))
+
+
+def row_labels(rows: Rows) -> Tensor:
+    """Group and type of each row, and its distance from the first row of its sequence, shape
+    (n, 3); the last two are -1 where there is none.
+    """
+    ids, numbers = rows.ids, rows.numbers
+    numbers = torch.arange(rows.num_kept, device="cpu") if numbers is None else numbers
+    groups = ids.sequence_ids if ids.groups is None else ids.groups
+    none = torch.full_like(numbers, -1)
+    first = ids.first_places
+    return torch.stack(
+        (
+            torch.zeros_like(numbers) if groups is None else groups,
+            none if ids.token_ids is None else ids.token_ids.clamp(min=-1),
+            none if first is None else numbers - numbers[first],
+        ),
+        dim=1,
+    )
 
 
 def require_seed(seed: int) -> None:

@@ -29,6 +29,7 @@ from embedgeo.functional.precision import (
     sent,
 )
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
+from embedgeo.functional.sampling import Sample
 
 # token types seen in two sequences up to this many stand for those seen in one only
 _FEW_SEQUENCES = 3
@@ -414,39 +415,30 @@ def _run_moments(
 
 
 @dataclass(eq=False)
-class SequenceCount(PooledState):
-    """Number of sequences that rows came from, scalar."""
+class Count(PooledState):
+    """A number of rows or sequences, scalar."""
 
-    num_sequences: Tensor
+    number: Tensor
 
     @classmethod
-    def of(cls, rows: Rows) -> "SequenceCount":
-        """The number of those of a batch."""
+    def of(cls, number: int, rows: Rows) -> "Count":
+        """A number of a batch."""
         x = rows.embeddings
-        return cls(x.new_full((), rows.num_sequences, dtype=accumulator_dtype(x.device)))
+        return cls(x.new_full((), number, dtype=accumulator_dtype(x.device)))
 
 
-@dataclass(eq=False)
-class WithinMoments(PooledState):
-    """The `within_variance` of each batch, weighted by rows."""
-
-    n_with_ids: Tensor  # number of rows with token ids, scalar
-    n_paired: Tensor  # number of rows of the batches that have a within-token variance, scalar
-    within: Tensor  # the sum over these rows of their batch's within-token variance, scalar
-
-
-def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
-    """The `WithinMoments` of one batch, given its token table and the number of its sequences.
-
-    A batch of one sequence has no within-token variance: its rows are not independent.
+def sampled_within_variance(sample: Sample) -> Tensor:
+    """The `within_variance` of a sample's rows that have a token type, whose labels are
+    `row_labels`; NaN where none has, or no type occurs in two sequences.
     """
-    n = types.n[types.num_untyped :].sum()
-    types = types.without_rounding()
-    variance = within_variance(types, n.new_full((), num_sequences))
-    has_none = (
-        variance.isnan() if num_sequences > 1 else torch.ones_like(variance, dtype=torch.bool)
-    )
-    return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
+    types, sequences = sample.types_and_sequences()
+    none = torch.full((), torch.nan, dtype=torch.float64, device=sample.rows.device)
+    if types is None:
+        return none
+    typed = (types >= 0).nonzero().flatten()
+    sequences = None if sequences is None else sequences[typed]
+    table = token_table(sample.rows[typed.to(sample.rows.device)], types[typed], sequences)
+    return within_variance(table.without_rounding(), none.new_full((), 2))
 
 
 def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ class Anisotropy(GeometryMetric):
             averaged. Batches do not span ranks, and rows that do not fill one are left out.
         sample_size: m, the number of rows that are drawn without replacement from all updates and
             ranks: 4 d m bytes in place of 8 d². None: the scatter of all rows is held.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
+        seed: of the sample.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:

@@ -59,7 +59,7 @@ def default_metrics(
     if count_range is not None and not type_tables:
         raise ValueError("count_range needs token tables; there are none. Leave it out.")
     return [
-        TokenMoments(dim, count_range) if type_tables else EmbeddingMoments(dim),
+        TokenMoments(dim, count_range) if type_tables else EmbeddingMoments(dim, seed=seed),
         whole if is_whole else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed

@@ -24,7 +24,7 @@ from embedgeo.functional.moments import directions, mean_cosine
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import NO_TYPE, Rows
-from embedgeo.functional.sampling import Sample, sample_batches
+from embedgeo.functional.sampling import Sample, row_labels, sample_batches
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -171,8 +171,7 @@ class IntrinsicDimension(GeometryMetric):
         discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1).
         duplicate_tolerance: how near to each other rows are merged, relative to their distance from
             the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
-            unless the one that is merged into the other has seen no more rows than it draws.
+        seed: of the sample.
         neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN,
             those of rows in ``"other_sequences"``, so that rows of one text, which are alike, are
             not each other's neighbours.
@@ -234,7 +233,7 @@ class IntrinsicDimension(GeometryMetric):
         return 6 * 4 * self.batch_size * self.dim
 
     def update_states(self, rows: Rows) -> None:
-        labels = rows.ids.once("labels", lambda: _labels(rows))
+        labels = rows.ids.once("labels", lambda: row_labels(rows))
         ranks = Ranks.of(self.process_group)
         self.store(self.load(Sample).extend(rows, labels, ranks))
 
@@ -250,7 +249,7 @@ class IntrinsicDimension(GeometryMetric):
 
     def samples(self) -> Table:
         sample = self.sample()
-        labels = _labels_of(sample)
+        labels = RowLabels(*sample.types_and_sequences())
         ids = {"sequence_ids": labels.sequences}
         if labels.types is not None:
             ids["token_ids"] = labels.types.where(labels.types >= 0, NO_TYPE)
@@ -329,7 +328,7 @@ class IntrinsicDimension(GeometryMetric):
             )
         return labelled_dimensions(
             batch.rows,
-            _labels_of(batch),
+            RowLabels(*batch.types_and_sequences()),
             discard_fraction=self.discard_fraction,
             duplicate_tolerance=tolerance,
             groups=groups,
@@ -392,42 +391,6 @@ def _require_estimator(estimator: str | GlobalEstimator, neighbors: Neighbors) -
         raise ValueError(
             'neighbors="other_sequences" needs estimator="twonn"; got an estimator object.'
         )
-
-
-def _labels(rows: Rows) -> Tensor:
-    """Group and type of each row, and its distance from the first row of its sequence, shape
-    (n, 3); the last two are -1 where there is none.
-    """
-    ids, numbers = rows.ids, rows.numbers
-    numbers = torch.arange(rows.num_kept, device="cpu") if numbers is None else numbers
-    groups = ids.sequence_ids if ids.groups is None else ids.groups
-    none = torch.full_like(numbers, -1)
-    first = ids.first_places
-    return torch.stack(
-        (
-            torch.zeros_like(numbers) if groups is None else groups,
-            none if ids.token_ids is None else ids.token_ids.clamp(min=-1),
-            none if first is None else numbers - numbers[first],
-        ),
-        dim=1,
-    )
-
-
-def _labels_of(sample: Sample) -> RowLabels:
-    """The token types and sequences of a sample's rows; None of those that none has.
-
-    A row that has none has one of its own, below 0. Sequences are told by the place of their first
-    row.
-    """
-    _, types, distances = sample.labels.unbind(1)
-    own = -1 - sample.positions
-    has_types = not len(types) or bool((types >= 0).any())
-    return RowLabels(
-        types.where(types >= 0, own) if has_types else None,
-        (sample.positions - distances).where(distances >= 0, own)
-        if bool((distances >= 0).any())
-        else None,
-    )
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:

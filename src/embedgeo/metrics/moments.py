@@ -6,17 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.massive import RowGroup, first_positions, first_share
-from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
-from embedgeo.functional.precision import to_state
+from embedgeo.functional.moments import Moments, moment_values, row_moments
 from embedgeo.functional.rows import Rows
+from embedgeo.functional.sampling import Sample, row_labels
 from embedgeo.functional.tokens import (
-    WithinMoments,
+    Count,
     has_token_values,
+    sampled_within_variance,
     table_working_bytes,
-    type_table,
     unbiased_split,
-    within_moments,
 )
 from embedgeo.glossary import WITHOUT_TOP_DIM, Term, in_group, left_without
 from embedgeo.metrics.base import GeometryMetric
@@ -155,7 +155,7 @@ _TERMS |= {
 
 
 class EmbeddingMoments(GeometryMetric):
-    """Moments of the embeddings, in O(d) memory whatever the number of rows and the vocabulary.
+    """Moments of the embeddings, in O(d) memory of the device whatever the rows and the vocabulary.
 
     ``compute()`` returns float64 scalars: ``n``, the number of rows; ``n_nonfinite``, that of the
     rows left out; ``Q`` (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance;
@@ -163,17 +163,22 @@ class EmbeddingMoments(GeometryMetric):
     distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max``, ``top_dim_share`` and
     ``first_positions_share``; ``V_without_top_dim`` and ``M_over_Q_without_top_dim``; and, where
     rows came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
-    within-token variance is estimated in each update from pairs of occurrences in different
-    sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where
-    only some rows have a type, or each update is of one sequence). What too few rows leave
-    undefined is NaN. See `embedgeo.functional.moment_values` and
-    `embedgeo.functional.within_variance` for the definitions.
+    within-token variance is estimated from pairs of occurrences in different sequences among a
+    uniform sample of the rows of all updates and ranks (NaN where only some rows have a type, or no
+    type occurs in two sequences). What too few rows leave undefined is NaN. See
+    `embedgeo.functional.moment_values` and `embedgeo.functional.within_variance` for the
+    definitions.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
 
     Args:
         dim: d, the width of the embeddings.
+        sample_size: number of rows that are sampled, on the host; all are where there are fewer.
+        seed: of the sample.
         kwargs: of `torchmetrics.Metric`.
+
+    Raises:
+        ValueError: ``sample_size`` is less than 2.
 
     >>> metric = EmbeddingMoments(2)
     >>> metric.update(torch.tensor([[0.0, 1.0], [0.0, 3.0]]))
@@ -193,18 +198,24 @@ class EmbeddingMoments(GeometryMetric):
         "M_over_Q_without_top_dim",
     )
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
+    def __init__(self, dim: int, sample_size: int = 2048, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(dim, sample_size, seed, **kwargs)
+        if sample_size < 2:
+            raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
         self.declare(Moments.empty(dim))
         self.declare(RowGroup.empty(dim), "first_")
-        self.declare(WithinMoments.empty())
+        self.declare(Count.empty(), "typed_")
+        self.declare(Sample.empty(dim, sample_size, seed=seed, num_labels=3), "sampled_")
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
         self.extend(first_positions(rows))
-        table = type_table(rows)
-        if table is not None:
-            self.extend(within_moments(table.map(to_state), rows.num_sequences))
+        ids = rows.ids.token_ids
+        if ids is not None:
+            self.extend(Count.of(int((ids >= 0).sum()), rows))
+            labels = rows.ids.once("labels", lambda: row_labels(rows))
+            ranks = Ranks.of(self.process_group)
+            self.store(self.load(Sample).extend(rows, labels, ranks))
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
         return table_working_bytes(self.dim, num_types, device)
@@ -232,15 +243,14 @@ class EmbeddingMoments(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        within = self.load(WithinMoments)
+        num_typed = self.load(Count).number
         moments = self.load(Moments)
         values = moment_values(moments)
         n = values["n"]
         values["first_positions_share"] = first_share(self.load(RowGroup), moments)
         values["n_nonfinite"] = self.num_nonfinite.to(n)
-        if has_token_values(n, within.n_with_ids):
-            variance = torch.where(
-                within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan
-            )
-            values |= unbiased_split(n, values["V"], variance)
+        if has_token_values(n, num_typed):
+            within = sampled_within_variance(self.load(Sample).on(self.device)).to(n)
+            within = within.where(num_typed == n, torch.nan)
+            values |= unbiased_split(n, values["V"], within)
         return values

@@ -16,7 +16,7 @@ from embedgeo.functional.moments import (
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
-    SequenceCount,
+    Count,
     TokenTable,
     context_split,
     has_token_values,
@@ -239,7 +239,7 @@ class TokenMoments(GeometryMetric):
             self.declare(Moments.empty(dim))
             self.declare(RowGroup.empty(dim), "first_")
         self.declare(TokenTable.empty(dim), "type_")
-        self.declare(SequenceCount.empty())
+        self.declare(Count.empty(), "sequence_")
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
         return table_working_bytes(self.dim, num_types, device)
@@ -262,7 +262,7 @@ class TokenMoments(GeometryMetric):
             self.extend(first_positions(rows))
         if table is not None:
             self.extend(table)
-            self.extend(SequenceCount.of(rows))
+            self.extend(Count.of(rows.num_sequences, rows))
 
     def table(self) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending
@@ -310,7 +310,7 @@ class TokenMoments(GeometryMetric):
         values["n_nonfinite"] = self.num_nonfinite.to(n)
         if not has_token_values(n.amax(), n_with_ids):
             return values
-        num_sequences = self.load(SequenceCount).num_sequences
+        num_sequences = self.load(Count).number
         split = variance_split(types)
         within = within_variance(types, num_sequences)
         whole = every if self._whole is None else self._whole

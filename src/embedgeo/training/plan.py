@@ -18,7 +18,6 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.memory import Memory
-from embedgeo.metrics.moments import EmbeddingMoments
 
 UNKNOWN_SHAPE = 128, 512
 """Sequences and tokens of a batch that does not tell them."""
@@ -30,7 +29,6 @@ class ExpectedRows(NamedTuple):
     num_batches: int  # on all ranks
     on_rank: int  # where batches do not tell their shape, of batches of the default one
     num_rows: int  # of all ranks; 0 where batches do not tell their shape
-    has_one_sequence: bool = False  # each batch
 
 
 def plan_sentences(
@@ -71,11 +69,6 @@ def plan_sentences(
         sources,
         *(metric.compromise for metric in own if metric.compromise),
     ]
-    if expected.has_one_sequence and any(isinstance(each, EmbeddingMoments) for each in own):
-        sentences.append(
-            "V_W from updates of one sequence is NaN, because EmbeddingMoments takes pairs in "
-            "different sequences of an update. Give larger batches, or metrics=default_metrics."
-        )
     of_types = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
     if of_types and has_types and not has_ids:
         model = measured_model(geometry.model)
@@ -164,7 +157,7 @@ def expected_rows(
     in_batch = batch_size * (seq_len if unit in ("tokens", "words") else 1)
     on_rank = -(-num_batches // ranks) * in_batch
     num_rows = num_batches * in_batch if shape else 0
-    return ExpectedRows(num_batches, on_rank, num_rows, batch_size == 1)
+    return ExpectedRows(num_batches, on_rank, num_rows)
 
 
 def _shape(batch: Any) -> Size | None:
