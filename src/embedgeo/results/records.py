@@ -1,11 +1,12 @@
 """Records, the flat form of results, and outliers among losses."""
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, overload
 
 from embedgeo.glossary import is_without
 from embedgeo.layer_names import blocks_by_side
@@ -45,6 +46,87 @@ class Record(TypedDict):
     metric: str
     value: float
     stderr: float
+
+
+class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
+    """Records of steps, kept in columns of 28 bytes a record.
+
+    An item is a new dict at each access, a slice is a list. They equal a list of the same records.
+
+    >>> records = Records([{"step": 3, **model_record("loss", 2.5)}])
+    >>> records[0]["step"], records[-1:] == records
+    (3, True)
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._kinds = list[tuple[str, int, int, str]]()  # layer, layer_index, width and metric
+        self._places = dict[tuple[str, int, int, str], int]()  # of each of them in the list
+        # of records: the step, the place of the kind, the value, its standard error
+        self._columns: tuple[array[int], array[int], array[float], array[float]] = (
+            array("q"),
+            array("i"),
+            array("d"),
+            array("d"),
+        )
+        self.extend(records)
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Add records at the end."""
+        steps, places, values, errors = self._columns
+        for record in records:
+            kind = record["layer"], record["layer_index"], record["width"], record["metric"]
+            place = self._places.setdefault(kind, len(self._kinds))
+            if place == len(self._kinds):
+                self._kinds.append(kind)
+            steps.append(record["step"])
+            places.append(place)
+            values.append(record["value"])
+            errors.append(record["stderr"])
+
+    def clear(self) -> None:
+        """Remove all records."""
+        del self[:]
+
+    def __delitem__(self, index: int | slice) -> None:
+        for column in self._columns:
+            del column[index]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self._record, *self._columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        steps, places, values, errors = self._columns
+        if isinstance(index, slice):
+            return [*map(self._record, steps[index], places[index], values[index], errors[index])]
+        return self._record(steps[index], places[index], values[index], errors[index])
+
+    def __eq__(self, other: object) -> bool:
+        return [*self] == [*other] if isinstance(other, Records | list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr([*self])
+
+    def _record(self, step: int, place: int, value: float, stderr: float) -> Record:
+        layer, layer_index, width, metric = self._kinds[place]
+        return Record(
+            step=step,
+            layer=layer,
+            layer_index=layer_index,
+            width=width,
+            metric=metric,
+            # one object, which a dict takes for equal to itself
+            value=math.nan if math.isnan(value) else value,
+            stderr=math.nan if math.isnan(stderr) else stderr,
+        )
 
 
 def model_record(metric: str, value: float) -> Record:
