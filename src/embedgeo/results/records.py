@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
-from typing import Any, NotRequired, TypedDict, overload
+from typing import Any, NotRequired, TypedDict
 
 from embedgeo.glossary import is_without
 from embedgeo.layer_names import blocks_by_side
@@ -59,33 +59,22 @@ class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self._kinds = list[tuple[str, int, int, str]]()  # layer, layer_index, width and metric
-        self._places = dict[tuple[str, int, int, str], int]()  # of each of them in the list
+        self._kinds = list[Record]()  # the first record of each layer and metric
+        self._places = dict[Any, int]()  # of the kinds in their list
         # of records: the step, the place of the kind, the value, its standard error
-        self._columns: tuple[array[int], array[int], array[float], array[float]] = (
-            array("q"),
-            array("i"),
-            array("d"),
-            array("d"),
-        )
+        self._columns: Sequence[array[Any]] = array("q"), array("i"), array("d"), array("d")
         self.extend(records)
 
     def extend(self, records: Iterable[Record]) -> None:
         """Add records at the end."""
-        steps, places, values, errors = self._columns
         for record in records:
             kind = record["layer"], record["layer_index"], record["width"], record["metric"]
             place = self._places.setdefault(kind, len(self._kinds))
             if place == len(self._kinds):
-                self._kinds.append(kind)
-            steps.append(record["step"])
-            places.append(place)
-            values.append(record["value"])
-            errors.append(record["stderr"])
-
-    def clear(self) -> None:
-        """Remove all records."""
-        del self[:]
+                self._kinds.append(record.copy())
+            row = record["step"], place, record["value"], record["stderr"]
+            for column, item in zip(self._columns, row, strict=True):
+                column.append(item)
 
     def __delitem__(self, index: int | slice) -> None:
         for column in self._columns:
@@ -97,17 +86,9 @@ class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
     def __iter__(self) -> Iterator[Record]:
         return map(self._record, *self._columns)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        steps, places, values, errors = self._columns
-        if isinstance(index, slice):
-            return [*map(self._record, steps[index], places[index], values[index], errors[index])]
-        return self._record(steps[index], places[index], values[index], errors[index])
+    def __getitem__(self, index: Any) -> Any:
+        items = [column[index] for column in self._columns]
+        return [*map(self._record, *items)] if isinstance(index, slice) else self._record(*items)
 
     def __eq__(self, other: object) -> bool:
         return [*self] == [*other] if isinstance(other, Records | list) else NotImplemented
@@ -115,18 +96,10 @@ class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
     def __repr__(self) -> str:
         return repr([*self])
 
-    def _record(self, step: int, place: int, value: float, stderr: float) -> Record:
-        layer, layer_index, width, metric = self._kinds[place]
-        return Record(
-            step=step,
-            layer=layer,
-            layer_index=layer_index,
-            width=width,
-            metric=metric,
-            # one object, which a dict takes for equal to itself
-            value=math.nan if math.isnan(value) else value,
-            stderr=math.nan if math.isnan(stderr) else stderr,
-        )
+    def _record(self, step: int, place: int, *numbers: float) -> Record:
+        # NaN is one object, which a dict takes for equal to itself
+        value, stderr = (math.nan if math.isnan(each) else each for each in numbers)
+        return {**self._kinds[place], "step": step, "value": value, "stderr": stderr}
 
 
 def model_record(metric: str, value: float) -> Record:
