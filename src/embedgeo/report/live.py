@@ -50,7 +50,7 @@ def story_so_far(history: Sequence[Record]) -> list[str]:
 
 
 def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
-    """The run so far, of some metrics, at steps that are spread over it; None without any layer."""
+    """The run so far, of some metrics, at `_STEPS` of its steps; None without any layer."""
     step = itemgetter("step")
     places = (np.linspace(0, 1, _STEPS) ** 2 * (len(history) - 1)).astype(int)
     records = pd.DataFrame(
