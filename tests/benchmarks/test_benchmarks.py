@@ -15,6 +15,7 @@ from benchmarks import (
     estimators,
     gpu,
     long_runs,
+    many_runs,
     peers,
     scaling,
     steps,
@@ -55,6 +56,7 @@ QUICK = {
     "long runs": lambda: long_runs.growth((1, 2), TINY),
 }
 SLOW = {
+    "many runs": lambda: many_runs.costs("HEAD", 2, 2),
     "compiled": lambda: [
         steps.graphs(TINY, steps=2, backend="eager"),
     ],

@@ -147,15 +147,25 @@ def test_rows_of_two_samples_keep_their_own_types_and_sequences_when_merged():
     assert sample["sequence_ids"].equal(places // 50 * 50)
 
 
-def test_samples_of_one_seed_that_leave_out_rows_are_not_merged():
+def test_samples_that_leave_out_rows_are_merged_to_a_uniform_one_whatever_their_seeds():
     x = gaussian(60, 5)
-    metric, other, small, apart = (
-        updated(IntrinsicDimension(5, batch_size=20, seed=seed), rows)
-        for seed, rows in ((0, x[:30]), (0, x[30:]), (0, x[30:40]), (1, x[30:]))
-    )
-    for state in (other, other.metric_state):
-        with pytest.raises(ValueError, match=r"draw by the same keys.*Give them different seeds"):
-            metric.merge_state(state)
-    for each in (small, apart):
-        metric.merge_state(each)
-    assert metric.seen == 70
+    x[:, 0] = torch.arange(60)
+    counts = torch.zeros(60)
+    for seed in range(200):
+        metric, other, small, apart = (
+            updated(IntrinsicDimension(5, batch_size=20, seed=number), rows)
+            for number, rows in (
+                (seed, x[:30]),
+                (seed, x[30:50]),
+                (seed, x[50:52]),
+                (seed + 1, x[52:]),
+            )
+        )
+        for each in (other, small, apart.metric_state):
+            metric.merge_state(each)
+        drawn = metric.sample().rows[:, 0].long()
+        assert len(drawn.unique()) == 20
+        counts[drawn] += 1
+    # 200 · 20 / 60, within five standard deviations
+    assert counts.min() > 33
+    assert counts.max() < 100

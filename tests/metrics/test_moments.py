@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -28,30 +30,49 @@ def test_values_equal_the_naive_ones(mean, dtype):
     )
 
 
-def test_updates_of_one_sequence_leave_the_variance_within_undefined():
+def test_rows_of_one_text_have_no_variance_within():
     x, ids = token_rows(100, 3)
     metric = EmbeddingMoments(3)
-    for part in (slice(0, 50), slice(50, 100)):
-        metric.update(x[None, part], ids[None, part])
+    metric.update(x[None], ids[None])
     values = metric.compute()
     assert values["V_W_unbiased"].isnan()
     assert values["V_W_over_V_unbiased"].isnan()
 
 
-def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
+def test_variance_within_is_that_of_pairs_in_different_sequences_also_of_different_updates():
     x, ids = token_rows(100, 3)
-    sequences = torch.arange(100) // 10
     metric = EmbeddingMoments(3)
-    within = []
-    for part in (slice(0, 1), slice(1, 40), slice(40, 40), slice(40, 100)):  # one row has no pair
-        metric.update(x[part], ids[part], sequence_ids=sequences[part])
-        within.append(
-            references.within_by_pairs(x[part], ids[part], sequences[part])
-            if part.stop > 1
-            else 0.0
-        )
-    expected = (39 * within[1] + 60 * within[3]) / 99
+    parts = [slice(0, 1), slice(1, 40), slice(40, 40), slice(40, 100)]
+    for part in parts:
+        metric.update(x[None, part], ids[None, part])
+    texts_of_rows = torch.tensor([0] + [1] * 39 + [2] * 60)
+    expected = references.within_by_pairs(x, ids, texts_of_rows)
     assert_values(metric.compute(), references.unbiased_values(x, ids, within=expected), rtol=1e-9)
+
+
+def test_of_many_texts_of_one_update_each_the_split_is_that_of_the_table_to_a_twentieth():
+    """Also where metrics that saw half of them each are merged, in either order."""
+    generator = torch.Generator().manual_seed(0)
+    num_texts, length, dim, num_types = 64, 256, 16, 5000
+    frequencies = 1 / torch.arange(1, num_types + 1)
+    ids = torch.multinomial(
+        frequencies, num_texts * length, replacement=True, generator=generator
+    ).view(num_texts, length)
+    means = torch.randn(num_types, dim, generator=generator)
+    of_texts = torch.randn(num_texts, 1, dim, generator=generator)
+    x = 0.6 * means[ids] + 0.4 * of_texts + torch.randn(*ids.shape, dim, generator=generator)
+    halves = [EmbeddingMoments(dim), EmbeddingMoments(dim)]
+    table = TokenMoments(dim)
+    for number in range(num_texts):
+        text = x[number, None], ids[number, None]
+        halves[2 * number // num_texts].update(*text)
+        table.update(*text)
+    expected = float(table.compute()["V_W_over_V_unbiased"])
+    for first, second in (halves, halves[::-1]):
+        merged = deepcopy(first)
+        merged.merge_state(second)
+        found = float(merged.compute()["V_W_over_V_unbiased"])
+        assert found == pytest.approx(expected, rel=0.05)
 
 
 def test_there_is_no_split_without_token_ids_and_with_those_of_some_rows_it_is_undefined():

@@ -5,9 +5,12 @@ from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
-from embedgeo.report import live
+from embedgeo.drawing import FigureData
+from embedgeo.report import figures, live
+from embedgeo.results.records import Records
 from embedgeo.training.loggers import Adapter, Illustrations
 from tests.records import layer_records
 
@@ -30,6 +33,29 @@ def test_pictures_are_of_headlines_and_of_shares():
         assert image.width == 700, tag
         assert image.size == (width, height), tag
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
+
+
+def test_pictures_of_a_long_run_are_of_few_steps_more_of_them_early(monkeypatch):
+    drawn = []
+
+    def draw(run, metric):
+        drawn.append(run.steps)
+        return FigureData("", Figure(), run.values, "", "")
+
+    for kind in ("dynamics", "heatmap", "profile"):
+        monkeypatch.setattr(figures, kind, draw)
+    history, few = Records(), Records()
+    for step in range(3000):
+        records = layer_records(step, 10.0 if step == 1 else 1.0, metrics=["M_over_Q"])
+        history.extend([*records, {**records[0], "layer": "mean", "layer_index": -1}])
+    few.extend(history[: 3 * 40])
+    for records in (history, few):
+        assert dict(live.draw_pictures(records, "geometry"))
+    assert all(len(steps) <= 128 for steps in drawn)
+    assert all({0, 1, 2, 2999} <= {*steps} for steps in drawn[:3])
+    assert drawn[3:] == [[*range(40)]] * 3
+    (line,) = live.story_so_far(history)
+    assert "highest 10 at step 1, 1 at step 2,999" in line
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(3, [0, 1, 2]), (20, [0, 1, 3, 7, 15, 19])])

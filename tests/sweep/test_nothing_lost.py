@@ -14,6 +14,7 @@ import pytest
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.locks import Locks
 from tests.files import contents
+from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
@@ -247,3 +248,23 @@ def test_a_folder_that_cannot_be_locked_takes_steps_that_are_given_alone(
     other = {**options, "out": tmp_path / "other"}
     assert sweep(run, **other, steps="1") == 0
     assert SweepFolder(other["out"]).done() == {"step1"}
+
+
+def test_metrics_csv_is_written_where_a_sweep_ends_or_is_stopped(tmp_path, options, monkeypatch):
+    run = local_run(tmp_path / "run", steps=(0, 1, 2))
+    table, seen, measure = options["out"] / "metrics.csv", [], Reader.measure
+
+    def stopped(*args):
+        seen.append(table.exists())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reader, "measure", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(run, **options)
+    assert not any(seen)
+    assert pd.read_csv(table)["step"].nunique() == 2
+    sweep(run, **options)
+    assert set(pd.read_csv(table)["step"]) == {0, 1, 2}

@@ -1,7 +1,10 @@
 """Pictures for loggers, beside the scalars, while a model trains."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
+from operator import itemgetter
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -14,6 +17,7 @@ from embedgeo.report.story import story
 from embedgeo.results.records import Record
 
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
+_STEPS = 128  # of a picture at most: of a longer run, early ones are closer together
 _PIXELS = 700
 _SIZE = 3.5, 3.3  # inches: TensorBoard's image cards are 350 pixels wide
 
@@ -46,9 +50,18 @@ def story_so_far(history: Sequence[Record]) -> list[str]:
 
 
 def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
-    """The run so far, of some metrics; None without any layer."""
+    """The run so far, of some metrics, at `_STEPS` of its steps; None without any layer."""
+    step = itemgetter("step")
+    places = (np.linspace(0, 1, _STEPS) ** 2 * (len(history) - 1)).astype(int)
     records = pd.DataFrame(
-        [each for each in history if each["metric"].removesuffix(WITHOUT_MASSIVE) in metrics]
+        [
+            each
+            for at in dict.fromkeys(history[i]["step"] for i in places)
+            for each in history[
+                bisect_left(history, at, key=step) : bisect_right(history, at, key=step)
+            ]
+            if each["metric"].removesuffix(WITHOUT_MASSIVE) in metrics
+        ]
     )
     if records.empty:
         return None

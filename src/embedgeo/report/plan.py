@@ -14,7 +14,8 @@ from embedgeo.report.token_types import mean_against_variance, types_of
 from embedgeo.report.variance import SPECTRA_TEXT, spectra_figures
 
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
-_IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
+_IN_FULL = 40  # metrics that have all their figures
+_FEW_RUNS = 4  # that have all figures of the headlines, where there are more metrics than that
 _GLANCE = 5  # metrics that have a small figure at the top
 _SMALL = 3.1, 3.6  # inches of those figures
 
@@ -108,15 +109,21 @@ def _glance(
 
 
 def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, has_many: bool) -> Panel:
-    """The runs beside each other, and the figures of each; of many metrics, one figure each unless
-    they are headlines.
+    """The runs beside each other, and the figures of each.
+
+    Of many metrics, those that are no headlines have the former alone, or one figure of a single
+    run. Headlines have one figure of each of many runs.
     """
     compared = [run for run in runs if run.varies(metric)]
     groups: list[Group] = []
     if len(compared) > 1:
         together = [writer.add(data) for data in _comparisons(compared, metric)]
         groups.append((ALL_RUNS, together))
-    most = 1 if has_many and metric not in headlines() else None
+    most = None
+    if has_many and metric not in headlines():
+        most = 0 if groups else 1
+    elif has_many and len(runs) > _FEW_RUNS:
+        most = 1
     groups += _groups(runs, writer, lambda run: islice(_metric_figures(run, metric), most))
     return Panel(term(metric).name, metric, term(metric).meaning, groups)
 

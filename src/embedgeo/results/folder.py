@@ -286,9 +286,9 @@ class SweepFolder:
         with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:
             temporary.write_text(reason + "\n")
 
-    def rebuild(self) -> None:
-        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see
-        `runs`.
+    def rebuild(self, *, csv: bool = True) -> None:
+        """Bring ``tensorboard/`` and, unless it is to wait, ``metrics.csv`` up to date with the
+        Parquet files; see `runs`.
         """
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
@@ -296,9 +296,10 @@ class SweepFolder:
         while (done := self.done()) != seen:  # other processes may finish checkpoints meanwhile
             seen = done
             runs = self.runs()
-            with replacing(self.path / "metrics.csv") as temporary:
-                frames = [records for run in runs.values() for records in run.values()]
-                write_csv(pd.concat(frames, ignore_index=True), temporary, index=False)
+            if csv:
+                with replacing(self.path / "metrics.csv") as temporary:
+                    frames = [records for run in runs.values() for records in run.values()]
+                    write_csv(pd.concat(frames, ignore_index=True), temporary, index=False)
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:

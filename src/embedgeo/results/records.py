@@ -1,8 +1,9 @@
 """Records, the flat form of results, and outliers among losses."""
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
 from typing import Any, NotRequired, TypedDict
@@ -45,6 +46,60 @@ class Record(TypedDict):
     metric: str
     value: float
     stderr: float
+
+
+class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
+    """Records of steps, kept in columns of 28 bytes a record.
+
+    An item is a new dict at each access, a slice is a list. They equal a list of the same records.
+
+    >>> records = Records([{"step": 3, **model_record("loss", 2.5)}])
+    >>> records[0]["step"], records[-1:] == records
+    (3, True)
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._kinds = list[Record]()  # the first record of each layer and metric
+        self._places = dict[Any, int]()  # of the kinds in their list
+        # of records: the step, the place of the kind, the value, its standard error
+        self._columns: Sequence[array[Any]] = array("q"), array("i"), array("d"), array("d")
+        self.extend(records)
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Add records at the end."""
+        for record in records:
+            kind = record["layer"], record["layer_index"], record["width"], record["metric"]
+            place = self._places.setdefault(kind, len(self._kinds))
+            if place == len(self._kinds):
+                self._kinds.append(record.copy())
+            row = record["step"], place, record["value"], record["stderr"]
+            for column, item in zip(self._columns, row, strict=True):
+                column.append(item)
+
+    def __delitem__(self, index: int | slice) -> None:
+        for column in self._columns:
+            del column[index]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self._record, *self._columns)
+
+    def __getitem__(self, index: Any) -> Any:
+        items = [column[index] for column in self._columns]
+        return [*map(self._record, *items)] if isinstance(index, slice) else self._record(*items)
+
+    def __eq__(self, other: object) -> bool:
+        return [*self] == [*other] if isinstance(other, Records | list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr([*self])
+
+    def _record(self, step: int, place: int, *numbers: float) -> Record:
+        # NaN is one object, which a dict takes for equal to itself
+        value, stderr = (math.nan if math.isnan(each) else each for each in numbers)
+        return {**self._kinds[place], "step": step, "value": value, "stderr": stderr}
 
 
 def model_record(metric: str, value: float) -> Record:

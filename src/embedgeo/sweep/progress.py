@@ -58,12 +58,14 @@ class Sweep:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Show the progress, and hold what has been begun; at the end bring the folder up to
-        date.
+        """Show the progress, and hold what has been begun; at the end, and where it is stopped,
+        bring the folder up to date.
         """
         with self._status, closing(self._locks):
-            yield
-            self.folder.rebuild()
+            try:
+                yield
+            finally:
+                self.folder.rebuild()
 
     def next(self) -> Checkpoint | None:
         """The checkpoint to measure now; None at the end. What other processes have begun comes
@@ -163,7 +165,7 @@ class Sweep:
         now = time.monotonic()
         if now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self.folder.rebuild()
+                self.folder.rebuild(csv=False)
             self._next_rebuild = now + 50 * (time.monotonic() - now)
 
     def _write(self, checkpoint: Checkpoint, measured: Measured) -> pd.DataFrame:

@@ -4,10 +4,12 @@ import glob
 import math
 import sys
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,7 +117,7 @@ class Illustrations:
 
     def _tell(self, history: Sequence[Record], step: int) -> None:
         """Write which rows or coordinate make the numbers of the newest measurement, if any do."""
-        newest = [record for record in history if record["step"] == step]
+        newest = history[bisect_left(history, step, key=itemgetter("step")) :]
         findings = finding_lines(record for record in newest if record["layer_index"] >= 0)
         self._write_list("what makes the numbers", findings, step)
 

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -52,7 +53,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.metrics.memory import Memory, SeenRows
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import finding_lines
-from embedgeo.results.records import Record, block_means
+from embedgeo.results.records import Record, Records, block_means
 from embedgeo.training.batches import LastBatches, digest, kept_generators
 from embedgeo.training.clock import Clock
 from embedgeo.training.distributed import PipelineStage, kept_sharded
@@ -233,7 +234,7 @@ class Monitor(ABC):
         self.listeners = _require_listeners(self.listeners, has_probe=self.probe is not None)
         self._named_listeners = _by_occurrence(self.listeners)
         self._broken = dict[str, str]()  # why, by name; on all ranks when they meet next
-        self.history: list[Record] = []
+        self.history = Records()
         make = None if self.metrics == "auto" else self.metrics
         self._chooses_metrics = make is None
         self._compared = {  # between ranks
@@ -942,8 +943,8 @@ class Monitor(ABC):
         if last > step:
             self._say(f"its history drops what an earlier fit measured from step {step} on.")
         if last >= step:  # of a fit before, which ended there
-            self.history = [record for record in self.history if record["step"] < step]
-        self.history += measured
+            del self.history[bisect_left(self.history, step, key=operator.itemgetter("step")) :]
+        self.history.extend(measured)
         self._clock.count()
         if self._file is not None:
             self._file.origin |= geometry.origin_of_metrics()

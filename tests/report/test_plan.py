@@ -1,0 +1,50 @@
+"""Which figures a report has, by the numbers of its runs and metrics."""
+
+from collections import Counter
+
+import pytest
+
+from embedgeo.drawing import style
+from embedgeo.glossary import headlines
+from embedgeo.report.page import PageFigure
+from embedgeo.report.plan import page_plan
+from embedgeo.report.runs import read_runs
+from tests.report.synthetic import make_sweep
+
+HEADLINES = [*headlines()]
+KINDS = ["dynamics", "profile", "heatmap"]
+TOGETHER = ["compared-dynamics", "compared-profiles"]
+
+
+class Names:
+    """Takes figures, and writes none."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    def add(self, data, label=""):
+        self.counts[data.name] += 1
+        return PageFigure(data.name, "", 1, 1, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_runs", "of_headlines", "of_others"),
+    [(1, KINDS, KINDS[:1]), (2, KINDS, []), (5, KINDS[:1], [])],
+)
+def test_of_many_metrics_runs_have_few_figures_each(tmp_path, num_runs, of_headlines, of_others):
+    others = [f"own_{i}" for i in range(41 - len(HEADLINES))]
+    folders = [
+        make_sweep(tmp_path / f"run{i}", (0, 8), 1, metrics=(*HEADLINES, *others))
+        for i in range(num_runs)
+    ]
+    names = Names()
+    with style():
+        for _, draw in page_plan(read_runs(folders), names, []):
+            draw()
+    together = TOGETHER if num_runs > 1 else []
+    for metrics, of_each in ((HEADLINES, of_headlines), (others, of_others)):
+        for metric in metrics:
+            found = {kind: names.counts[f"{metric}-{kind}"] for kind in (*KINDS, *TOGETHER)}
+            expected = dict.fromkeys(found, 0) | dict.fromkeys(together, 1)
+            assert found == expected | dict.fromkeys(of_each, num_runs), metric
