@@ -230,13 +230,13 @@ def _exclude(
 
 
 def _smallest(distances: Tensor) -> Nearest:
-    """Take the two smallest distances of each row of shape (m, n); NaN, and place 0, where they are
-    infinite.
-    """
-    missing = max(0, 2 - distances.shape[1])
-    nearest, places = pad(distances, (0, missing), value=torch.inf).topk(2, largest=False)
-    is_none = nearest.isinf()
-    return Nearest(nearest.masked_fill_(is_none, torch.nan), places.masked_fill_(is_none, 0))
+    """Take the two smallest distances of each row of shape (m, n); NaN where they are infinite."""
+    nearest, places = distances.topk(min(2, distances.shape[1]), largest=False)
+    nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
+    missing = 2 - nearest.shape[1]
+    if missing > 0:
+        nearest, places = pad(nearest, (0, missing), value=torch.nan), pad(places, (0, missing))
+    return Nearest(nearest, places)
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
@@ -471,14 +471,15 @@ class RoundedRows(NamedTuple):
         integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
         groups = products.view(integers).unflatten(1, (_GROUP, -1))
         minima = groups.amin(1)
-        rows = torch.arange(m, device=x.device)[:, None]
-        # the distances to the smallest products of two groups
+        block = torch.arange(m, device=x.device)[:, None]
+        rows = (start + block).expand(-1, 2)
+        # the smallest products of two groups; where these are infinite, a row's with itself
         least, group = minima.topk(2, largest=False)
         is_none = least.view(dtype).isinf()
-        guessed = groups[rows, :, group].argmin(2) * minima.shape[1] + group
-        guessed = guessed.masked_fill_(is_none, 0)
-        pairs = (rows + start).expand(-1, 2).flatten(), guessed.flatten()
-        distances = pair_distances(x, *pairs).view(m, 2).masked_fill_(is_none, torch.inf)
+        guessed = groups[block, :, group].argmin(2) * minima.shape[1] + group
+        guessed = guessed.where(~is_none, rows)
+        distances = pair_distances(x, rows.flatten(), guessed.flatten()).view(m, 2)
+        distances.masked_fill_(is_none, torch.inf)
         limit = self.largest_products(slice(start, start + m), distances.amax(1))
         is_known = ~limit.isnan()
         limit = limit.view(integers)[:, None]
