@@ -196,6 +196,10 @@ def cases() -> dict[str, Callable[[], Callable[[], object]]]:
     ) -> partial[object]:
         return partial(function, rows(n, d))
 
+    def dimensions(rows: Callable[..., torch.Tensor], n: int, d: int) -> partial[object]:
+        labels = RowLabels(zipf_tokens(n), torch.arange(n) * 32 // n)
+        return partial(labelled_dimensions, rows(n, d), labels)
+
     def computed(*size: int) -> Callable[[], object]:
         measurement = Measurement((8, 512), *size)
         measurement.update()
@@ -205,6 +209,11 @@ def cases() -> dict[str, Callable[[], Callable[[], object]]]:
         **{
             f"TwoNN, {n:,} × {d}, {kind}": partial(of_rows, twonn_dimension, rows, n, d)
             for n, d in TWONN
+            for kind, rows in ROWS.items()
+        },
+        **{
+            f"dimensions, {n:,} × {d}, {kind}": partial(dimensions, rows, n, d)
+            for n, d in ((256, 64), (1024, 128), (4096, 768))
             for kind, rows in ROWS.items()
         },
         "anisotropy, 4,096 × 768": partial(of_rows, anisotropy, gaussian, 4096, 768),

@@ -81,6 +81,8 @@ LABELS = {
         torch.randint(0, 5, (n,), generator=generator(3)).clamp(min=3) - 3
     ),
     "one": lambda n: torch.zeros(n, dtype=torch.int64),
+    # of 700 rows one group of products has all those that another row may have as neighbours
+    "one and a few of one group": lambda n: (torch.arange(n) % 45 == 0).long(),
     "all but one and two": lambda n: (
         (torch.arange(n) < 1).long() + 2 * (torch.arange(n) > n - 3).long()
     ),

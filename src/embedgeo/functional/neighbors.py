@@ -10,6 +10,7 @@ few nearest of each row in three turns:
 3. It leaves rows for which there are too many of these to products in float64.
 """
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self
 
@@ -21,13 +22,15 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     matmul_precision,
+    norms_of_squares,
     quick_row_norms,
+    row_norms,
     search_dtype,
 )
 
-_WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
+_WINDOW_ROWS = 128  # rows of several labels that are searched at a time, where labels part them
 _BLOCK = 1 << 24  # products that are looked at together at most; as many may wait
-_CACHED_BLOCK = 1 << 21  # products that stay in the processor's cache: a block of up to 8,192 rows
+_CACHED_BLOCK = 1 << 23  # bytes of products that stay in the processor's cache
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
 _STRIP_ROWS = 256  # rows that are multiplied at a time, where products serve two; a block's least
 _FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64
@@ -36,7 +39,6 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
-_TOPK_LENGTH = 128  # of a row, below which topk is slower than min
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 ALL_PAIRS_ROWS = 512
@@ -227,43 +229,34 @@ def _exclude(
     return distances
 
 
-def _least(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The two least of each row of shape (m, n) and their places, or as many as there are."""
-    n = values.shape[-1]
-    if not 2 <= n < _TOPK_LENGTH:
-        return values.topk(min(2, n), largest=False)
-    first = values.min(-1, keepdim=True)
-    second = values.scatter(-1, first.indices, torch.inf).min(-1, keepdim=True)
-    least, places = (torch.cat(each, -1) for each in zip(first, second, strict=True))
-    return least, places
-
-
 def _smallest(distances: Tensor) -> Nearest:
     """Take the two smallest distances of each row of shape (m, n); NaN where they are infinite."""
-    nearest, places = _least(distances)
+    nearest, places = distances.topk(min(2, distances.shape[1]), largest=False)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
-    missing = 2 - nearest.shape[-1]
+    missing = 2 - nearest.shape[1]
     if missing > 0:
         nearest, places = pad(nearest, (0, missing), value=torch.nan), pad(places, (0, missing))
     return Nearest(nearest, places)
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
-    """Compute the distances of rows of ``x``, at indices (m,), to one other row or several, at
-    indices (m,) or (m, k), from their differences.
-    """
+    """Compute the distances of rows of ``x``, at indices (m,), to others from their differences."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if not len(rows):
-        return x.new_empty(others.shape, dtype=accumulator_dtype(x.device))
-    dim, num_others = x.shape[1], others[0].numel()
-    # of half as many pairs both rows, and squares, stay in the processor's cache
-    step = max(1, chunk_length(dim * num_others, x.device) // 2)
-    parts = []
-    for i, j in zip(rows.split(step), others.split(step), strict=True):
-        differences = x.index_select(0, j.flatten()).to(wide).view(len(j), num_others, dim)
-        differences -= x.index_select(0, i).to(wide)[:, None]
-        parts.append(quick_row_norms(differences).view(j.shape))
-    return torch.cat(parts)
+        return x.new_empty(0, dtype=accumulator_dtype(x.device))
+    # of an eighth as many pairs both rows, and squares, stay in the processor's nearest cache
+    step = max(1, chunk_length(x.shape[1], x.device) // 8)
+
+    def norms(of_rows: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = []
+        for i, j in zip(rows.split(step), others.split(step), strict=True):
+            differences = x.index_select(0, j).to(wide)
+            differences -= x.index_select(0, i)
+            parts.append(of_rows(differences))
+        return torch.cat(parts)
+
+    squares = norms(lambda differences: differences.square().sum(1))
+    return norms_of_squares(squares, lambda: norms(row_norms))
 
 
 def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
@@ -443,7 +436,7 @@ class RoundedRows(NamedTuple):
         # an odd number of groups: numbers at a large power of two apart share places in the cache
         width = (-(-n // _GROUP) | 1) * _GROUP
         is_on_cpu = x.device.type == "cpu"
-        length = max(_STRIP_ROWS, _CACHED_BLOCK // n) if is_on_cpu else n
+        length = max(_STRIP_ROWS, _CACHED_BLOCK // (n * self.values.itemsize)) if is_on_cpu else n
         length = min(n, length, _BLOCK // n or 1)
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
@@ -465,39 +458,41 @@ class RoundedRows(NamedTuple):
                 for tiles, tile in zip(waiting, later, strict=True):
                     tiles.append(tile.contiguous())
             _exclude(of_block[:, :n], own, apart)
-            groups = of_block.unflatten(1, (_GROUP, -1))
-            minima = groups.amin(1)
-            guessed, guessed_distances = _guess(x, start, groups, minima)
-            limit = self.largest_products(own, guessed_distances.amax(1))
-            of_block[torch.arange(len(guessed), device=x.device)[:, None], guessed] = torch.inf
-            # of a group of products only the smallest is looked at, unless that is small enough
-            is_near = minima <= limit[:, None]
-            is_crowded = is_near.sum(1) > n // _CROWDED
-            i, group = (is_near & ~is_crowded[:, None]).nonzero(as_tuple=True)
-            at, member = (groups[i, :, group] <= limit[i, None]).nonzero(as_tuple=True)
-            i, j = i[at], member * minima.shape[1] + group[at]
-            distances = _by_row(i, pair_distances(x, start + i, j), guessed_distances)
-            nearest = _smallest(distances)
-            places = _by_row(i, j, guessed).gather(1, nearest.places)
-            blocks.append((nearest.distances, places, ~(is_crowded | limit.isnan())))
+            blocks.append(self._nearest(x, start, of_block))
         distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
         return Nearest(distances, places), is_known
 
-
-def _guess(x: Tensor, start: int, groups: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the smallest products of two groups of each row from ``start`` on.
-
-    Returns:
-        Their columns, and the distances of these rows; where products are infinite, the row's own
-        column and an infinite distance. Both have shape (m, 2).
-    """
-    least, group = _least(minima)
-    members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
-    rows = start + torch.arange(len(least), device=x.device)
-    is_none = least.isinf()
-    columns = members.min(1).indices * minima.shape[1] + group
-    columns = columns.where(~is_none, rows[:, None])
-    return columns, pair_distances(x, rows, columns).masked_fill_(is_none, torch.inf)
+    def _nearest(self, x: Tensor, start: int, products: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the two nearest of each row from ``start`` on by their products, and mark the rows
+        for which they are known.
+        """
+        m, dtype = len(products), products.dtype
+        # read as integers, numbers from 0 up keep their order, any below is less, and min is faster
+        integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
+        groups = products.view(integers).unflatten(1, (_GROUP, -1))
+        minima = groups.amin(1)
+        block = torch.arange(m, device=x.device)[:, None]
+        rows = (start + block).expand(-1, 2)
+        # the smallest products of two groups; where these are infinite, a row's with itself
+        least, group = minima.topk(2, largest=False)
+        is_none = least.view(dtype).isinf()
+        guessed = groups[block, :, group].argmin(2) * minima.shape[1] + group
+        guessed = guessed.where(~is_none, rows)
+        distances = pair_distances(x, rows.flatten(), guessed.flatten()).view(m, 2)
+        distances.masked_fill_(is_none, torch.inf)
+        limit = self.largest_products(slice(start, start + m), distances.amax(1))
+        is_known = ~limit.isnan()
+        limit = limit.view(integers)[:, None]
+        # of a group of products only the smallest is looked at, unless that is small enough
+        is_near = minima <= limit
+        is_known &= is_near.sum(1) <= products.shape[1] // _CROWDED
+        i, group = (is_near & is_known[:, None]).nonzero(as_tuple=True)
+        at, member = (groups[i, :, group] <= limit[i]).nonzero(as_tuple=True)
+        i, j = i[at], member * minima.shape[1] + group[at]
+        is_new = (j[:, None] != guessed[i]).all(1)
+        i, j = i[is_new], j[is_new]
+        nearest = _smallest(_by_row(i, pair_distances(x, start + i, j), distances))
+        return nearest.distances, _by_row(i, j, guessed).gather(1, nearest.places), is_known
 
 
 def _by_row(i: Tensor, values: Tensor, first: Tensor) -> Tensor:

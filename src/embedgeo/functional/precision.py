@@ -1,7 +1,7 @@
 """Arithmetic that does not depend on autocast or on the process's matmul-precision setting."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from timeit import repeat
@@ -85,16 +85,21 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def quick_row_norms(rows: Tensor) -> Tensor:
-    """The `row_norms` of one row or more to 1e-6 relative: squares of float32 are summed in
-    float32, pairwise as torch does, which needs no copy of the rows in float64.
+    """The `row_norms` to 1e-6 relative: squares of float32 are summed in float32, pairwise as torch
+    does, which needs no copy of the rows in float64.
     """
     if rows.dtype != torch.float32:
         return row_norms(rows)
-    squares = rows.square().sum(-1)
-    least, most = torch.stack(squares.aminmax()).tolist()
-    if not _LEAST_SQUARES < least <= most < math.inf:
-        return row_norms(rows)
-    return squares.to(accumulator_dtype(rows.device)).sqrt_()
+    return norms_of_squares(rows.square().sum(-1), lambda: row_norms(rows))
+
+
+def norms_of_squares(squares: Tensor, norms: Callable[[], Tensor]) -> Tensor:
+    """Norms from their squares; the ``norms`` themselves where such in float32 have lost digits."""
+    if squares.dtype == torch.float32:
+        least, most = torch.stack(squares.aminmax()).tolist()
+        if not _LEAST_SQUARES < least <= most < math.inf:
+            return norms()
+    return squares.to(accumulator_dtype(squares.device)).sqrt_()
 
 
 @contextmanager
