@@ -316,12 +316,23 @@ class Masked(nn.LayerNorm):
         return super().forward(hidden)
 
 
-def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model():
+class Biased(nn.LayerNorm):
+    def forward(self, hidden, attn_bias):
+        return super().forward(hidden)
+
+
+class TakesAny(nn.LayerNorm):
+    def forward(self, hidden, *args, **kwargs):
+        return super().forward(hidden)
+
+
+@pytest.mark.parametrize("kind", [Masked, Biased, TakesAny])
+def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model(kind):
     model, ids = Inner(), token_batch()["input_ids"]
     with observe(model, metrics=kept_rows) as geometry:
         model.blocks[1](model.blocks[0](model.table(ids)))
     assert len(rows_seen(geometry, "block.01")[0]) == ids.numel()
-    model.blocks[0] = model.blocks[1] = Masked(4)
+    model.blocks[0] = model.blocks[1] = kind(4)
     with pytest.raises(ValueError, match=r"outside of a call .* give mask="), observe(model):
         model.blocks[0](model.table(ids), None)
 
