@@ -359,3 +359,15 @@ def test_feature_maps_with_channels_first_are_refused():
     )
     with pytest.raises(ValueError, match="feature maps with channels first"):
         observed(hf.SegformerModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)})
+
+
+def test_a_mask_of_the_kinds_of_attention_is_no_other_mask_of_padding():
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = hf.LongformerConfig(
+        **shape, vocab_size=96, intermediate_size=8, attention_window=[4, 4]
+    )
+    batch = token_batch(padding="right")
+    keep = batch["attention_mask"]
+    batch["global_attention_mask"] = torch.zeros_like(keep).index_fill_(1, torch.tensor(0), 1)
+    rows, _ = rows_seen(observed(hf.LongformerModel(config).eval(), batch), "block.01")
+    assert len(rows) == keep.sum()

@@ -48,7 +48,7 @@ _PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLN
     "transformers": (*_PADDING_MASKS, "key_padding_mask", "decoder_padding_mask", "input_mask"),
 }
 # elsewhere 1 may be padding or a token
-_UNTOLD = re.compile(r"(input|attention)_mask|(\w+_)?pad(ding)?_mask")
+_UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
 _MASK = re.compile("mask|pad")
 _NO_MASKS = (Mapping, list, tuple, str, int, float, type(None))
@@ -306,10 +306,10 @@ def _unread_masks(
     return [
         (name, each)
         for name, each in arguments.items()
-        if names.fullmatch(name)
-        and each is not padding.source
+        if each is not padding.source
         and not isinstance(each, _NO_MASKS)
         and (_MASK.search(name) or (isinstance(each, Tensor) and each is not first))
+        and (not isinstance(each, Tensor) or names.fullmatch(name))
     ]
 
 
