@@ -331,6 +331,9 @@ def test_rows_of_images_are_not_those_of_as_many_tokens(kind):
     assert values["block.01"]["n"] == 2 * length
 
 
+KEEP = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+
+
 class Masked(Small):
     """Takes token ids or embeddings, and masks."""
 
@@ -352,9 +355,8 @@ class Masked(Small):
 def test_a_mask_that_does_not_tell_which_way_is_refused(name, shape, is_embedded):
     ids = torch.arange(12).view(3, 4)
     x = torch.randn(3, 4, 8) if is_embedded else ids
-    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    pairs = keep[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()
-    of_heads = pairs.repeat_interleave(shape[0] // 3, 0) if shape.count(4) == 2 else keep
+    pairs = KEEP[:, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()
+    of_heads = pairs.repeat_interleave(shape[0] // 3, 0) if shape.count(4) == 2 else KEEP
     mask = of_heads.reshape(shape)
     if name == "mask" and shape[0] == 3 and shape.count(4) == 2:  # whose queries tell it
         assert measured(Masked(), x, mask=mask)["block.01"]["n"] == 9
@@ -382,12 +384,11 @@ class Keeps(nn.Module):
 
 def test_a_padding_mask_of_others_is_not_taken_for_torchs():
     ids = torch.arange(12).view(3, 4)
-    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    assert measured(Keeps(), ids, attention_mask=keep)["block.01"]["n"] == 9
+    assert measured(Keeps(), ids, attention_mask=KEEP)["block.01"]["n"] == 9
     with pytest.raises(ValueError, match="does not tell whether 1 is padding"):
-        measured(Keeps().inner, ids, key_padding_mask=keep)
+        measured(Keeps().inner, ids, key_padding_mask=KEEP)
     with pytest.raises(ValueError, match="of padding is 1 where another one is 0"):
-        measured(Keeps(), ids, attention_mask=keep, keep=~keep)
+        measured(Keeps(), ids, attention_mask=KEEP, keep=~KEEP)
 
 
 def test_layers_by_name_are_of_the_model_that_has_them():
@@ -417,16 +418,93 @@ class Series(Masked):
 
 @pytest.mark.parametrize("name", ["mask", "pad_mask", "target_mask", "valid"])
 def test_masks_of_numbers_are_not_passed_over(name):
-    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
     with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
-        measured(Series(), torch.randn(3, 4), **{name: keep})
-    assert measured(Series(), torch.randn(3, 4), attention_mask=keep)["block.01"]["n"] == 9
+        measured(Series(), torch.randn(3, 4), **{name: KEEP})
+    assert measured(Series(), torch.randn(3, 4), attention_mask=KEEP)["block.01"]["n"] == 9
 
 
 def test_a_mask_of_one_text_without_a_batch_is_refused():
     ids = torch.arange(7)
     with pytest.raises(ValueError, match=r"attention_mask, of shape \(7,\), does not tell"):
         measured(Masked(), ids, attention_mask=ids < 5)
+
+
+class Encodes(nn.Module):
+    """Encodes texts whose table is outside of the encoder, in one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.word, self.encoder = nn.Embedding(64, 8), Masked()
+
+    def forward(self, attributes, attention_mask, input_ids=None, **masks):
+        x = self.word(attributes if input_ids is None else input_ids)
+        return self.encoder(x, **masks)
+
+
+def test_a_mask_is_of_the_ids_that_it_is_given_with_and_speaks_for_no_other():
+    ids = torch.arange(12).view(3, 4)
+    for mask in KEEP, ~KEEP, KEEP[:, None, None]:
+        assert measured(Encodes(), ids, KEEP, pad_mask=mask)["block.01"]["n"] == 9
+    with pytest.raises(ValueError, match="attention_mask is of other token ids than the rows"):
+        measured(Encodes(), ids, KEEP, ids.flip(0))
+    with pytest.raises(ValueError, match="argument second_mask does not tell"):
+        measured(Encodes(), ids, KEEP, second_mask=KEEP.flip(0))
+    causal = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    closed = torch.zeros(1, 4, 4).masked_fill(~causal[0], -torch.inf)
+    for name in "attention_mask", "mask":
+        for mask in causal, causal[0], closed:
+            with pytest.raises(ValueError, match="argument padding_mask does not tell"):
+                measured(Masked(), ids, **{name: mask}, padding_mask=~KEEP)
+            assert measured(Masked(), ids, **{name: mask})["block.01"]["n"] == 12
+    for mask in KEEP[:, None, None], KEEP[..., None]:
+        with pytest.raises(ValueError, match="argument src_key_padding_mask does not tell"):
+            measured(Masked(), ids, src_key_padding_mask=~mask)
+
+
+class OfAnyShape(Masked):
+    """Takes inputs of any shape, which have rows of some axes."""
+
+    def __init__(self, axes):
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x, **masks):
+        others = [i for i in range(x.ndim) if i not in self.axes]
+        rows = x.mean(others) if others else x
+        return super().forward(rows[..., None] * torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 5, 4), (0, 2)), ((3, 1, 4, 5), (0, 2)), ((3, 4, 2, 3, 3), (0, 1)), ((12,), (0,))],
+)
+@pytest.mark.parametrize("name", ["mask", "padding_mask", "valid"])
+def test_a_mask_of_rows_is_seen_whatever_the_shape_of_the_inputs(shape, axes, name):
+    mask = KEEP if len(axes) == 2 else KEEP.flatten()
+    with pytest.raises(ValueError, match=f"argument {name} does not tell whether 1 is padding"):
+        measured(OfAnyShape(axes), torch.randn(shape), **{name: mask})
+    assert measured(OfAnyShape(axes), torch.randn(shape))["block.01"]["n"] == 12
+
+
+def test_a_mask_of_frames_that_become_other_rows_is_refused():
+    with pytest.raises(ValueError, match="argument frame_mask does not tell"):
+        measured(Masked(), torch.randn(3, 5, 8), frame_mask=KEEP)
+
+
+class MaskOfBlocks:
+    """A mask that is no tensor, as those of flex attention are."""
+
+
+@pytest.mark.parametrize("make", [Small, llama])
+def test_a_mask_that_is_no_tensor_is_refused(make):
+    class Takes(make().__class__):
+        def forward(self, ids, attention_mask):
+            return super().forward(ids)
+
+    model = make()
+    model.__class__ = Takes
+    with pytest.raises(ValueError, match="argument attention_mask does not tell"):
+        measured(model, torch.arange(12).view(3, 4), attention_mask=MaskOfBlocks())
 
 
 class TakesBatch(Small):
@@ -440,18 +518,17 @@ class TakesBatch(Small):
 
 def test_what_looks_like_a_mask_and_has_no_name_of_one_is_refused():
     ids = torch.arange(12).view(3, 4)
-    keep = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    bias = torch.where(keep, 0.0, -torch.inf)[:, None, None]
-    batches = [[ids, keep], ((ids, keep.long()), ids), {"x": [ids, keep.float()]}, [ids, bias]]
+    bias = torch.where(KEEP, 0.0, -torch.inf)[:, None, None]
+    batches = [[ids, KEEP], ((ids, KEEP.long()), ids), {"x": [ids, KEEP.float()]}, [ids, bias]]
     for batch in batches:
         with pytest.raises(ValueError, match=r"\[1\] does not tell whether 1 is padding"):
             measured(TakesBatch(), batch)
     with pytest.raises(ValueError, match="argument m does not tell"):
-        measured(TakesBatch(), ids, m=keep)
-    counted = [[ids, ids + 1], {"x": ids, "labels": keep}, {"x": ids, "token_type_ids": keep}]
+        measured(TakesBatch(), ids, m=KEEP)
+    counted = [[ids, ids + 1], {"x": ids, "labels": KEEP}, {"x": ids, "token_type_ids": KEEP}]
     for batch in counted:
         assert measured(TakesBatch(), batch)["block.01"]["n"] == 12
-    assert measured(TakesBatch(), [{"x": {"x": ids, "attention_mask": keep}}])["embed"]["n"] == 9
+    assert measured(TakesBatch(), [{"x": {"x": ids, "attention_mask": KEEP}}])["embed"]["n"] == 9
 
 
 @pytest.mark.parametrize(
@@ -647,6 +724,7 @@ TOLD = {
     "position_ids of text, height and width": POSITIONS.expand(4, 1, -1),
     "positions": POSITIONS,
     "cu_seq_lens_q": torch.tensor([0, *LENGTHS]).cumsum(0),
+    "cu_seq_lens_q of one row": torch.tensor([[0, *LENGTHS]]).cumsum(1),
 }
 
 
@@ -666,6 +744,8 @@ def test_packed_texts_are_texts(rows, told):
         model(ids, **given)
     with pytest.raises(ValueError, match="must be those of 72 position ids"):
         measured(model, ids.view(4, 18), **given)
+    with pytest.raises(ValueError, match="cu_seqlens must be of one row of texts"):
+        measured(Masked(), ids, cu_seqlens=torch.zeros(2, 3))
     keys = "n", "Q", "M"
     if rows == "tokens":
         keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"

@@ -316,12 +316,23 @@ class Masked(nn.LayerNorm):
         return super().forward(hidden)
 
 
-def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model():
+class Biased(nn.LayerNorm):
+    def forward(self, hidden, attn_bias):
+        return super().forward(hidden)
+
+
+class TakesAny(nn.LayerNorm):
+    def forward(self, hidden, *args, **kwargs):
+        return super().forward(hidden)
+
+
+@pytest.mark.parametrize("kind", [Masked, Biased, TakesAny])
+def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model(kind):
     model, ids = Inner(), token_batch()["input_ids"]
     with observe(model, metrics=kept_rows) as geometry:
         model.blocks[1](model.blocks[0](model.table(ids)))
     assert len(rows_seen(geometry, "block.01")[0]) == ids.numel()
-    model.blocks[0] = model.blocks[1] = Masked(4)
+    model.blocks[0] = model.blocks[1] = kind(4)
     with pytest.raises(ValueError, match=r"outside of a call .* give mask="), observe(model):
         model.blocks[0](model.table(ids), None)
 
@@ -348,3 +359,15 @@ def test_feature_maps_with_channels_first_are_refused():
     )
     with pytest.raises(ValueError, match="feature maps with channels first"):
         observed(hf.SegformerModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)})
+
+
+def test_a_mask_of_the_kinds_of_attention_is_no_other_mask_of_padding():
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = hf.LongformerConfig(
+        **shape, vocab_size=96, intermediate_size=8, attention_window=[4, 4]
+    )
+    batch = token_batch(padding="right")
+    keep = batch["attention_mask"]
+    batch["global_attention_mask"] = torch.zeros_like(keep).index_fill_(1, torch.tensor(0), 1)
+    rows, _ = rows_seen(observed(hf.LongformerModel(config).eval(), batch), "block.01")
+    assert len(rows) == keep.sum()

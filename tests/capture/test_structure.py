@@ -138,12 +138,36 @@ def blocks(count):
     return nn.ModuleList(Block(16) for _ in range(count))
 
 
+class MHABlock(nn.Module):
+    """Has norms that are functions, and a class of attention that is not called so."""
+
+    def __init__(self):
+        super().__init__()
+        self.mha, self.mlp = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.mlp(self.mha(x))
+
+
+def bare(count):
+    return nn.ModuleList(MHABlock() for _ in range(count))
+
+
+class AttentionEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = blocks(4)
+
+
 @pytest.mark.parametrize(
     "lists",
     [
         {"layers": blocks(3), "moe_layers": blocks(2)},
         {"visual": nn.ModuleDict({"blocks": blocks(3)}), "blocks": blocks(2)},
         {"layers": blocks(2), "mtp": nn.ModuleList([nn.Sequential(Block(16), nn.Linear(16, 999))])},
+        {"down": bare(3), "up": bare(3)},
+        {"layers": bare(4), "heads": blocks(3)},
+        {"encoder": AttentionEncoder(), "post": blocks(2)},
     ],
 )
 def test_of_several_lists_of_blocks_none_is_guessed(lists):
@@ -188,6 +212,14 @@ def test_a_list_inside_of_blocks_is_not_the_blocks():
     heads.own = blocks(3)
     with pytest.raises(ValueError, match="found none"):
         layer_names(nn.ModuleDict({"attention": heads}))
+
+
+def test_experts_of_blocks_that_are_in_no_list_are_not_the_blocks():
+    block = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 1), "experts": bare(3)})
+    for model in (nn.Sequential(block, block), nn.ModuleDict({"block": block})):
+        with pytest.raises(ValueError, match="found none"):
+            layer_names(model)
+    assert "block.03" in layer_names(AttentionEncoder())
 
 
 # ── The final norm

@@ -50,10 +50,15 @@ _PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLN
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
-_UNTOLD_BY_OTHERS = re.compile(r"(?!.*(loss|label|special)|(\w+_)?head_mask).*(mask|pad).*")
-_NAMES_OF_MARKS = re.compile(r"(?!.*(loss|label|target|special|type|segment)|(\w+_)?head_mask).*")
+_MASK = re.compile("mask|pad")
+_NO_MASKS = (Mapping, list, tuple, str, int, float, type(None))
+_UNTOLD_BY_OTHERS = re.compile(
+    r"(?!.*(loss|label|special)|(\w+_)?head_mask)(.*(mask|pad)|(?!.*(target|type|segment))).*"
+)
+# integers that are no token ids
+_NUMBERS = re.compile(r"labels|positions?(_ids)?|.*(type|segment)(_id)?s?")
 # the ends of packed texts, from 0 on
-_TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
+_TEXT_ENDS = re.compile(r"cu_seq_?lens?(_q)?")
 READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
 
 
@@ -136,6 +141,8 @@ class _Padding(NamedTuple):
     mask: Tensor | None = None  # (batch, positions), True = count; those before them are in a cache
     source: Tensor | None = None  # the argument that it is read from
     untold: str = ""  # what that does not tell, with its name
+    # token ids that are given with it, and are not those that it is of
+    foreign: Sequence[Tensor] = ()
 
 
 class _RunningCall(NamedTuple):
@@ -147,6 +154,7 @@ class _RunningCall(NamedTuple):
     # its only argument, if that is given without a name, otherwise the arguments by name
     batch: Any
     padding: _Padding
+    others: list[tuple[str, Any]]  # arguments that may be masks, where 1 may be padding or a token
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
     input_ids: Tensor | None  # the argument of that name
@@ -164,7 +172,8 @@ class _RunningCall(NamedTuple):
         of_rows = [
             each
             for name, each in arguments.items()
-            if name not in (*READ_MASKS, "labels")
+            if name not in READ_MASKS
+            and not _NUMBERS.fullmatch(name)
             and isinstance(each, Tensor)
             and each.ndim == 2 + each.is_floating_point()
             and (each.is_floating_point() or _is_integer(each))
@@ -178,15 +187,18 @@ class _RunningCall(NamedTuple):
         padding = _padding_of_call(module, arguments, shape, is_cached=num_cached is not None)
         if again:
             padding = _Padding(untold=f"{again[0]} is given twice")
+        integers = [each for each in of_rows if each.ndim == 2]
+        foreign = [each for each in integers if not _equal(each, of_rows[0])]
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
-            padding=padding,
+            padding=padding._replace(foreign=foreign),
+            others=_unread_masks(module, arguments, padding),
             num_cached=num_cached,
             position_ids=_positions_of_call(arguments),
             input_ids=input_ids,
             token_ids=None if first is None or first.ndim == 3 else first,
-            integers=[each for each in of_rows if each.ndim == 2],
+            integers=integers,
             embeddings=embeddings,
             has_gradients=has_gradients(),
         )
@@ -233,9 +245,15 @@ def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
         # torchtitan's name; elsewhere it may be of coordinates
         positions = _tensor(arguments, "positions", 2)
         positions = None if positions is None or positions.is_floating_point() else positions
-    ends = (_tensor(arguments, name, 1) for name in _TEXT_ENDS)
-    of_texts = next((each for each in ends if each is not None), None)
-    return positions if positions is not None or of_texts is None else _packed_positions(of_texts)
+    for name, ends in arguments.items():
+        if positions is None and isinstance(ends, Tensor) and _TEXT_ENDS.fullmatch(name):
+            if ends.numel() > ends.shape[-1]:
+                raise ValueError(
+                    f"{name} must be of one row of texts; got shape {tuple(ends.shape)}. Give "
+                    "position_ids, (batch, positions)."
+                )
+            positions = _packed_positions(ends.flatten())
+    return positions
 
 
 def _padding_of_call(
@@ -258,34 +276,47 @@ def _padding_of_call(
         return _Padding(untold=f"{given} may be of other rows: its queries are not its keys")
     if given is not None and (source := _tensor(arguments, given, 2)) is not None:
         return _Padding(source.logical_not(), source)
+    padding = _Padding()
     for name in _MASKS:
         mask = arguments.get(name)
         if isinstance(mask, Mapping):  # of transformers, by the kind of attention
             mask = mask.get("full_attention", next(iter(mask.values()), None))
         if not isinstance(mask, Tensor) or not 0 < mask.ndim < 5:
             continue
-        if name == "attention_mask" or any(
-            mask.shape == rows or (mask.ndim > 2 and mask.shape[-1] == rows[1])
-            for rows in _row_shapes(arguments, mask)
-        ):
-            return _read_mask(name, mask, shape, is_cached=is_cached)
-    is_known = maker in ("transformers", "torch")
-    untold = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
-    for name in arguments.keys() - {*known}:
-        mask, has_name = arguments[name], untold.fullmatch(name)
-        if (
-            isinstance(mask, Tensor)
-            and (has_name or (not is_known and _NAMES_OF_MARKS.fullmatch(name)))
-            and _may_tell_padding(mask, _row_shapes(arguments, mask))
-            and (has_name or _has_marks(mask))
-        ):
-            return _Padding(untold=f"{name} does not tell whether 1 is padding")
-    return _Padding()
+        is_of_pairs = mask.ndim > 2 and shape[1] in (0, mask.shape[-1])
+        if name == "attention_mask" or mask.shape == shape or is_of_pairs:
+            padding = _read_mask(name, mask, shape, is_cached=is_cached)
+            if padding.mask is not None or padding.untold:
+                return padding
+    return padding
+
+
+def _unread_masks(
+    module: nn.Module, arguments: Mapping[str, Any], padding: _Padding
+) -> list[tuple[str, Any]]:
+    """The arguments that may be masks, by name or as the values of others, but the one that is
+    read.
+    """
+    is_known = type(module).__module__.partition(".")[0] in ("transformers", "torch")
+    if is_known and padding.mask is not None:
+        return []
+    names = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
+    # what the model is of
+    first = next((each for each in arguments.values() if isinstance(each, Tensor)), None)
+    return [
+        (name, each)
+        for name, each in arguments.items()
+        if each is not padding.source
+        and not isinstance(each, _NO_MASKS)
+        and (_MASK.search(name) or (isinstance(each, Tensor) and each is not first))
+        and (not isinstance(each, Tensor) or names.fullmatch(name))
+    ]
 
 
 def _tells_padding(block: nn.Module) -> bool:
     """Tell whether a module may be told of padding, by the names of its arguments."""
-    return any(re.search("mask|pad", name) for name in signature(block.forward).parameters)
+    arguments = signature(block.forward).parameters.values()
+    return any(re.search(r"^\*\*|mask|pad|bias", str(each)) for each in arguments)
 
 
 def _has_marks(tensor: Tensor) -> bool:
@@ -297,27 +328,25 @@ def _has_marks(tensor: Tensor) -> bool:
     )
 
 
-def _row_shapes(arguments: Mapping[str, Any], mask: Tensor) -> list[torch.Size]:
-    """(batch, positions) of the arguments that may be token ids, numbers or hidden states."""
-    others = (each for each in arguments.values() if isinstance(each, Tensor) and each is not mask)
-    return [
-        each.shape[:2]
-        for each in others
-        if each.ndim in (2, 2 + each.is_floating_point()) and each.dtype != torch.bool
-    ]
-
-
-def _may_tell_padding(mask: Tensor, row_shapes: Sequence[torch.Size]) -> bool:
-    """Tell whether a mask is of positions, of any shape, or of pairs of positions that differ over
-    sequences.
+def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | None) -> bool:
+    """Tell whether an argument may be a mask of rows of that shape, of which no other one tells the
+    same: with a value for each, or of pairs of positions that differ over sequences.
     """
-    for n, length in row_shapes:
-        if mask.ndim > 2 and mask.shape[-2:] == (length, length):
-            pairs = mask.flatten(0, -3)
-            return bool((pairs != pairs[:1]).any())
-        if mask.numel() == n * length:
-            return True
-    return False
+    if not isinstance(mask, Tensor):
+        return told is None
+    has_name, length = _MASK.search(name) is not None, shape[-1:]
+    if told is not None:
+        zeros = (mask == 0).flatten().to(told.device)
+        is_fit = has_name and zeros.shape == told.flatten().shape
+        return is_fit and len((zeros == told.flatten()).unique()) > 1  # neither it nor its opposite
+    if mask.ndim > 2 and mask.shape[-2:] == length + length:
+        pairs = mask.flatten(0, -3)
+        is_of_rows = bool((pairs != pairs[:1]).any())
+    elif mask.numel() == shape.numel():
+        is_of_rows = True
+    else:  # as one of more or fewer positions of each sequence
+        is_of_rows = has_name and mask.ndim > 1 and len(mask) == shape[0] and _has_marks(mask)
+    return is_of_rows and (has_name or _has_marks(mask))
 
 
 def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:
@@ -332,13 +361,14 @@ def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -
     # one that differs between queries, as a causal one does, is of attention
     is_of_keys = mask.ndim < 3 or bool((mask == mask[..., :1, :]).all())
     if name == "mask" and is_of_keys and not (is_added and bool((mask < 0).any())):
-        return _Padding(untold="mask does not tell whether 1 is padding")
+        return _Padding()
     kept = _padding_mask(mask == 0 if is_added else mask != 0, shape, is_cached=is_cached)
     if kept is None:
         return _Padding(
             untold=f"{name}, of shape {tuple(mask.shape)}, does not tell padding from tokens"
         )
-    return _Padding(kept, mask)
+    # one of pairs that keeps all may be causal alone: others may tell of padding
+    return _Padding(None if mask.ndim > 2 and bool(kept.all()) else kept, mask)
 
 
 def _num_cached(arguments: Mapping[str, Any]) -> int | None:
@@ -453,6 +483,7 @@ class ForwardPass:
 
     called: set[nn.Module]  # enclosing modules
     padding: _Padding = field(default_factory=_Padding)
+    others: Sequence[tuple[str, Any]] = ()  # arguments that may be masks
     position_ids: Tensor | None = None
     num_cached: int | None = None
     token_ids: Tensor | None = None  # that the last of the calls was given
@@ -621,9 +652,10 @@ class ForwardInputs:
         if is_of_rows and _are_opposites(forward.padding.mask, padding.mask):
             padding = _Padding(untold="of padding is 1 where another one is 0")
         if is_of_rows or (
-            forward.padding.mask is None and (padding.source is not None or padding.untold)
+            forward.padding.mask is None and (padding.mask is not None or padding.untold)
         ):
             forward.padding = padding
+        forward.others = [*(() if is_of_rows else forward.others), *call.others]
         if call.position_ids is not None:
             forward.position_ids = call.position_ids
         if call.num_cached is not None:
@@ -909,6 +941,12 @@ class ForwardInputs:
         num_cached = self.forward.num_cached
         if mask is not None:
             mask = require_marks(rows.require_fit(mask, "mask")) != 0
+        elif untold := self._untold(shape, token_ids):
+            raise ValueError(
+                f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
+                f"{untold}. Give mask=, or attention_mask (1 = token) or "
+                "src_key_padding_mask (1 = padding), of shape (batch, positions)."
+            )
         elif self.forward.padding.mask is not None:
             mask = self._of_tokens(rows, self.forward.padding.mask)
             assert mask is not None
@@ -917,12 +955,6 @@ class ForwardInputs:
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
             elif num_cached >= 0:  # a mask may be of all places of the cache
                 mask = mask[:, : num_cached + shape[-1]]
-        elif self.forward.padding.untold:
-            raise ValueError(
-                f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
-                f"{self.forward.padding.untold}. Give mask=, or attention_mask (1 = token) or "
-                "src_key_padding_mask (1 = padding), of shape (batch, positions)."
-            )
         elif (
             not self.forward.called
             and (self._is_hugging_face or _tells_padding(rows.layer.calls[0].module))
@@ -946,6 +978,18 @@ class ForwardInputs:
             own = mask if mask is None else mask[..., -kept.shape[-1] :].to(kept.device)
             mask = kept if own is None else own & kept
         return None if mask is None else mask[..., -shape[-1] :]
+
+    def _untold(self, shape: torch.Size, token_ids: Tensor | None) -> str:
+        """What the model is given that may tell padding of rows, and does not, with its name."""
+        padding = self.forward.padding
+        if padding.untold:
+            return padding.untold
+        if padding.mask is not None and any(_are_ids(each, token_ids) for each in padding.foreign):
+            return "attention_mask is of other token ids than the rows"
+        for name, each in self.forward.others:
+            if _may_tell_padding(name, each, shape, padding.mask) and not _are_ids(each, token_ids):
+                return f"{name} does not tell whether 1 is padding"
+        return ""
 
     def _is_channels_first(self, shape: torch.Size) -> bool:
         """Tell whether a feature map does not have its width last, as the configuration tells."""
@@ -1005,6 +1049,10 @@ class ForwardInputs:
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _are_ids(given: Any, ids: Tensor | None) -> bool:
+    return ids is not None and isinstance(given, Tensor) and torch.equal(given.to(ids), ids)
 
 
 def _are_opposites(one: Tensor | None, other: Tensor | None) -> bool:

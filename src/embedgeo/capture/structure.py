@@ -207,13 +207,14 @@ def find_stack(submodel: nn.Module) -> Stack | None:
 
 
 def _stacks(submodel: nn.Module) -> list[Stack]:
-    """The lists of blocks with attention or a norm inside, the one with the most parameters first;
-    without any of these the largest of other modules.
+    """The lists of modules that may be blocks, those with attention or a norm inside first, and of
+    these the one with the most parameters. Modules with nothing inside are blocks where no others
+    are.
     """
     depth = getattr(getattr(submodel, "config", None), "num_hidden_layers", None)
-    usual, others = list[Stack](), list[Stack]()
+    found = list[Stack]()
 
-    def walk(parent: nn.Module) -> None:
+    def walk(parent: nn.Module, *, is_inside: bool) -> None:
         for name, child in parent.named_children():
             entries: Iterable[Any] = ()
             if isinstance(child, nn.ModuleList | nn.Sequential):
@@ -223,22 +224,29 @@ def _stacks(submodel: nn.Module) -> list[Stack]:
             blocks = [unwrapped(block) for block in entries if block is not None]
             num_usual = sum(map(_is_usual, blocks))
             is_stack = _are_blocks(child, blocks, depth) and not _is_cut(parent, blocks)
-            if is_stack:
-                (usual if num_usual else others).append(Stack(parent, name, blocks))
+            if is_stack and (num_usual or not is_inside):
+                found.append(Stack(parent, name, blocks))
             # what is inside of attention, or of blocks, of several types too, is a part of these
-            if "Attention" in type(child).__name__:
-                continue
-            if not num_usual or (
-                not is_stack and (num_usual == 1 or isinstance(child, nn.ModuleDict))
-            ):
-                walk(child)
+            is_whole = is_stack or (num_usual > 1 and not isinstance(child, nn.ModuleDict))
+            if not (is_whole or _is_attention(child)):
+                # beside attention there are experts
+                walk(child, is_inside=is_inside or any(map(_is_attention, child.children())))
 
-    def num_parameters(stack: Stack) -> int:
-        return sum(p.numel() for p in stack.parent.get_submodule(stack.name).parameters())
+    def rank(stack: Stack) -> tuple[bool, bool, int]:
+        parameters = stack.parent.get_submodule(stack.name).parameters()
+        return (
+            any(map(_is_usual, stack.blocks)),
+            any(True for block in stack.blocks for _ in block.children()),
+            sum(p.numel() for p in parameters),
+        )
 
-    walk(_text_model(submodel))
-    stacks = sorted(usual or others, key=num_parameters, reverse=True)
-    return stacks if usual else stacks[:1]
+    walk(_text_model(submodel), is_inside=False)
+    stacks = sorted(found, key=rank, reverse=True)
+    return [stack for stack in stacks if any(rank(stack)[:2])] or stacks[:1]
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return re.search(r"(Attention|Attn)\d*$", type(module).__name__) is not None
 
 
 def _is_usual(block: nn.Module) -> bool:
@@ -282,10 +290,7 @@ def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
     attention.
     """
     lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
-    parts = (
-        {is_norm(m) or type(m).__name__.endswith(("Attention", "Attn")) for m in each}
-        for each in lists
-    )
+    parts = ({is_norm(m) or _is_attention(m) for m in each} for each in lists)
     return len(lists) > 1 and {True} in parts
 
 
