@@ -106,9 +106,11 @@ STATE = Forward().state_dict()
         ({"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}}, "2: .*callbacks EMA w"),
         ({"state_dict": {f"net.{k}": v for k, v in STATE.items()}}, "must hold the weights of the"),
         ({"state_dict": {k: v.bool() for k, v in STATE.items()}}, "of 16 bits or more"),
+        ({"hyper_parameters": {"num_positions": 64, "heads": 8}}, "; heads=8 cannot .* to Loose"),
+        ({"hyper_parameters": {"_class_path": f"{__name__}.Forward"}}, "Give .*ing.Forward"),
     ],
 )
-def test_a_file_holds_the_weights_of_one_model_as_they_are(tmp_path, stored, why):
+def test_a_file_holds_the_weights_of_one_model_of_this_class_as_they_are(tmp_path, stored, why):
     file = {"state_dict": STATE, "pytorch-lightning_version": "2.6", **stored}
     torch.save(file, tmp_path / "a.ckpt")
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)

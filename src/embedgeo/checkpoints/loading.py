@@ -441,14 +441,7 @@ def load_file(
             )
         with harmless_allowed():  # it names by a warning what strict_loading=False lets pass
             model: Any = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-        arguments = signature(maker)
-        if arguments.parameters and "hyper_parameters" not in stored:
-            warnings.warn(
-                f"{maker.__name__} is made by its defaults, {arguments}: no hyperparameters are in "
-                "its file. save_hyperparameters() puts them there. If it was trained with others, "
-                "name what makes it with these: --model-class package.module:make.",
-                stacklevel=2,
-            )
+        _require_hyperparameters(model, stored, path.name)
     else:
         model = make_model(model_class)
     weights = _weights_of(model, stored, path.name)
@@ -475,6 +468,41 @@ def load_file(
             tensor.data = tensor.data.to(wanted)
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _require_hyperparameters(model: Any, stored: Mapping[str, Any], name: str) -> None:
+    """Check that a LightningModule is of the class that its file names, and has the hyperparameters
+    there, as arguments or by itself; warn where the file has none.
+    """
+    made = type(model)
+    arguments = signature(made)
+    remedy = "name what makes it with these: --model-class package.module:make."
+    if arguments.parameters and "hyper_parameters" not in stored:
+        warnings.warn(
+            f"{made.__name__} is made by its defaults, {arguments}: no hyperparameters are in "
+            "its file. save_hyperparameters() puts them there. If it was trained with others, "
+            f"{remedy}",
+            stacklevel=3,
+        )
+    saved = dict(stored.get("hyper_parameters", {}))
+    saved.pop("_instantiator", None)
+    module, _, own = (named := saved.pop("_class_path", "")).rpartition(".")
+    if named and getattr(sys.modules.get(module), own, None) is not made:
+        raise ValueError(
+            f"{name} must be loaded as the class that it names, {named}; got {made.__name__}. Give "
+            f"--model-class {named}."
+        )
+    lost = [
+        f"{key}={value!r}"
+        for key, value in saved.items()
+        if key not in arguments.parameters
+        and (key not in model.hparams or repr(model.hparams[key]) != repr(value))
+    ]
+    if lost:
+        raise ValueError(
+            f"the class of {name} must take its hyperparameters; {listed(lost)} cannot be given to "
+            f"{made.__name__}, which makes another model. Give it such arguments, or {remedy}"
+        )
 
 
 def _require_as_stored(
