@@ -70,9 +70,10 @@ def peak_bytes(run, path):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     profiled.export_chrome_trace(str(path))
-    events = [each for each in json.loads(path.read_text())["traceEvents"] if "ts" in each]
-    counted = [each["args"] for each in sorted(events, key=lambda e: e["ts"])]
-    allocated = [each["Total Allocated"] for each in counted if "Total Allocated" in each]
+    events = json.loads(path.read_text())["traceEvents"]
+    events = [each for each in events if each["name"] == "[memory]"]
+    events.sort(key=lambda each: each["ts"])
+    allocated = [each["args"]["Total Allocated"] for each in events]
     return max(allocated) - allocated[0]
 
 
@@ -106,7 +107,7 @@ def test_a_measurement_takes_no_more_than_was_planned(num_batches, jackknife, bo
         [(make(width), num_layers)], seen, batch.device, 2**30, jackknife=jackknife
     )
     stated = planned.peak + planned.on_host
-    assert stated - 5e7 < taken < stated + 5e6
+    assert stated / 2 < taken < stated + 5e6
 
 
 def test_ranks_exchange_as_many_layers_at_a_time_as_the_budget_leaves_room_for():
@@ -249,25 +250,27 @@ METRICS = {
 
 @pytest.fixture(scope="module")
 def documented():
-    """Formula and example of each metric in the table of the documentation."""
+    """Formulas of the device and the host, and an example of both, of each metric in the table of
+    the documentation.
+    """
     text = (ROOT / "docs/how-to/large-models.md").read_text()
-    rows = re.findall(
-        r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE
-    )
+    row = r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| `([^`]+)` \| ([\d.]+) (\wB) \|$"
+    rows = re.findall(row, text, flags=re.MULTILINE)
     units = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
-    return {name: (formula, float(number) * units[unit]) for name, formula, number, unit in rows}
+    return {name: (formulas, float(number) * units[unit]) for name, *formulas, number, unit in rows}
 
 
-def evaluated(formula, n, d, types):
-    return eval(formula, {"n": n, "d": d, "T": types, "min": min})
+def evaluated(formulas, n, d, types):
+    known = {"n": n, "d": d, "T": types, "min": min}
+    return tuple(eval(formula, known) for formula in formulas)
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_the_documented_bytes_are_those_of_the_states(documented, name):
-    formula, example = documented[name]
+    formulas, example = documented[name]
     for n, d, types in ((100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)):
         made = METRICS[name](d)
         made = made if isinstance(made, list) else [made]
-        held = sum(sum(state_bytes(each, n, types)) for each in made)
-        assert held == evaluated(formula, n, d, types)
-    assert evaluated(formula, 65_536, 4096, 20_000) == pytest.approx(example, rel=5e-3)
+        held = zip(*(state_bytes(each, n, types) for each in made), strict=True)
+        assert tuple(map(sum, held)) == evaluated(formulas, n, d, types)
+    assert sum(evaluated(formulas, 65_536, 4096, 20_000)) == pytest.approx(example, rel=5e-3)
