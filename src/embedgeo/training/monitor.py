@@ -495,11 +495,10 @@ class Monitor(ABC):
             What they do without, as arguments of `embedgeo.default_metrics`, and the most memory
             that they take at layers of these widths.
         """
-        memory = geometry.memory(seen, ranks, self.max_bytes, widths)
-        if not self._chooses_metrics:
-            return {}, memory
-        for bounds in _BOUNDS if self._bounds is None else [self._bounds]:
-            geometry.use_metrics(partial(default_metrics, seed=self.seed, **bounds))
+        choices = _BOUNDS[: len(_BOUNDS) if self._chooses_metrics else 1]
+        for bounds in choices if self._bounds is None else [self._bounds]:
+            if self._chooses_metrics:
+                geometry.use_metrics(partial(default_metrics, seed=self.seed, **bounds))
             memory = geometry.memory(seen, ranks, self.max_bytes, widths)
             if memory.peak <= self.max_bytes:
                 break
