@@ -434,11 +434,19 @@ class Encodes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.word, self.encoder = nn.Embedding(64, 8), Masked()
+        self.encoder = Masked()
+        self.word = self.encoder._modules.pop("word")
 
     def forward(self, attributes, attention_mask, input_ids=None, **masks):
         x = self.word(attributes if input_ids is None else input_ids)
         return self.encoder(x, **masks)
+
+
+class Twice(Encodes):
+    """Encodes two texts in one call."""
+
+    def forward(self, ids, others, mask):
+        return [self.encoder(self.word(each)) for each in (ids, others)]
 
 
 def test_a_mask_is_of_the_ids_that_it_is_given_with_and_speaks_for_no_other():
@@ -447,6 +455,9 @@ def test_a_mask_is_of_the_ids_that_it_is_given_with_and_speaks_for_no_other():
         assert measured(Encodes(), ids, KEEP, pad_mask=mask)["block.01"]["n"] == 9
     with pytest.raises(ValueError, match="attention_mask is of other token ids than the rows"):
         measured(Encodes(), ids, KEEP, ids.flip(0))
+    asked = pytest.raises(ValueError, match="of one forward pass of a batch; another one had other")
+    with asked, torch.no_grad(), observe(Twice(), mask=lambda batch: batch["mask"]) as geometry:
+        geometry.model(ids, ids.flip(0), mask=KEEP)
     with pytest.raises(ValueError, match="argument second_mask does not tell"):
         measured(Encodes(), ids, KEEP, second_mask=KEEP.flip(0))
     causal = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
@@ -486,25 +497,10 @@ def test_a_mask_of_rows_is_seen_whatever_the_shape_of_the_inputs(shape, axes, na
     assert measured(OfAnyShape(axes), torch.randn(shape))["block.01"]["n"] == 12
 
 
-def test_a_mask_of_frames_that_become_other_rows_is_refused():
+@pytest.mark.parametrize("mask", [KEEP, object()])
+def test_a_mask_of_other_rows_or_that_is_no_tensor_is_refused(mask):
     with pytest.raises(ValueError, match="argument frame_mask does not tell"):
-        measured(Masked(), torch.randn(3, 5, 8), frame_mask=KEEP)
-
-
-class MaskOfBlocks:
-    """A mask that is no tensor, as those of flex attention are."""
-
-
-@pytest.mark.parametrize("make", [Small, llama])
-def test_a_mask_that_is_no_tensor_is_refused(make):
-    class Takes(make().__class__):
-        def forward(self, ids, attention_mask):
-            return super().forward(ids)
-
-    model = make()
-    model.__class__ = Takes
-    with pytest.raises(ValueError, match="argument attention_mask does not tell"):
-        measured(model, torch.arange(12).view(3, 4), attention_mask=MaskOfBlocks())
+        measured(Masked(), torch.randn(3, 5, 8), frame_mask=mask)
 
 
 class TakesBatch(Small):
@@ -558,6 +554,18 @@ def test_texts_that_are_looked_up_before_either_is_run_are_not_mixed_up():
     with refused, observe(model), torch.no_grad():
         one, _ = model.word(a), model.word(b)
         model.layers[0](one)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 1), (1, 0)])
+def test_blocks_that_are_run_outside_of_a_call_are_of_the_look_up_before_them(order):
+    model = Small()
+    with torch.no_grad(), observe(model, "block.*") as geometry:
+        for _ in range(2):
+            model.layers[1](model.layers[0](model.word(ids_of())))
+        assert geometry.compute()["block.01"]["n"] == 72
+        x = model.word(ids_of())
+        with pytest.raises(ValueError, match=r"called again|must come before"):
+            nn.Sequential(*(model.layers[i] for i in order))(x)
 
 
 class LooksUp(Small):

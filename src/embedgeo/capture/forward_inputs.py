@@ -554,7 +554,7 @@ class ForwardInputs:
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
         # that what is given for a batch was used for, its ids, and what was given
-        self.first_pass: tuple[ForwardPass, list[Tensor], list[Tensor]] | None = None
+        self.first_pass: tuple[ForwardPass, list[Tensor], list[Any]] | None = None
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -776,6 +776,9 @@ class ForwardInputs:
                 _require_ids_of_call(ids, integers)
             self._take_ids(table, ids)
             self._has_new_ids = True
+            if not self._running:  # only blocks are called: a pass begins
+                self.forward.num_calls.clear()
+                self.forward.places.clear()
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
@@ -841,8 +844,11 @@ class ForwardInputs:
                 for name, value in values.items()
                 if value is not None
             }
-            if tensors := [each for each in values.values() if isinstance(each, Tensor)]:
-                self._require_one_pass(tensors)
+            if given:
+                asked = (values[name] for name in given)  # functions are of the outermost call
+                self._require_one_pass(
+                    [each if isinstance(each, Tensor) else self._running[0] for each in asked]
+                )
             ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
             words = given.get("word_ids")
@@ -884,7 +890,7 @@ class ForwardInputs:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)
 
-    def _require_one_pass(self, given: list[Tensor]) -> None:
+    def _require_one_pass(self, given: list[Any]) -> None:
         """Raise ValueError if what is given for a batch was for a pass on other token ids."""
         told = [ids for call in self._running[:1] for ids in call.integers]
         ids = [*self.token_ids.values()] or told
