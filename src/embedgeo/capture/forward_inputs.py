@@ -188,7 +188,7 @@ class _RunningCall(NamedTuple):
         if again:
             padding = _Padding(untold=f"{again[0]} is given twice")
         integers = [each for each in of_rows if each.ndim == 2]
-        foreign = [each for each in integers if not _equal(each, of_rows[0])]
+        foreign = [each for each in integers[1:] if not _equal(each, integers[0])]
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
@@ -301,15 +301,13 @@ def _unread_masks(
     if is_known and padding.mask is not None:
         return []
     names = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
-    # what the model is of
-    first = next((each for each in arguments.values() if isinstance(each, Tensor)), None)
     return [
         (name, each)
-        for name, each in arguments.items()
+        for i, (name, each) in enumerate(arguments.items())
         if each is not padding.source
         and not isinstance(each, _NO_MASKS)
-        and (_MASK.search(name) or (isinstance(each, Tensor) and each is not first))
-        and (not isinstance(each, Tensor) or names.fullmatch(name))
+        and (names.fullmatch(name) if isinstance(each, Tensor) else _MASK.search(name))
+        and (i > 0 or _MASK.search(name))  # the first one is what the model is of
     ]
 
 
@@ -336,9 +334,10 @@ def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | No
         return told is None
     has_name, length = _MASK.search(name) is not None, shape[-1:]
     if told is not None:
-        zeros = (mask == 0).flatten().to(told.device)
-        is_fit = has_name and zeros.shape == told.flatten().shape
-        return is_fit and len((zeros == told.flatten()).unique()) > 1  # neither it nor its opposite
+        if not has_name or mask.numel() != told.numel():
+            return False
+        is_same = (mask == 0).flatten() == told.flatten().to(mask.device)
+        return len(is_same.unique()) > 1  # otherwise it is the same, or its opposite
     if mask.ndim > 2 and mask.shape[-2:] == length + length:
         pairs = mask.flatten(0, -3)
         is_of_rows = bool((pairs != pairs[:1]).any())
