@@ -43,10 +43,13 @@ _CLOSED = -100  # added to a score, so little or less leaves nothing of it
 _CACHES = ("past_key_values", "cache_params", "mems")
 # True, or −∞, is padding
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-_PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLNet, too
-    "torch": (*_PADDING_MASKS, "key_padding_mask"),
-    "transformers": (*_PADDING_MASKS, "key_padding_mask", "decoder_padding_mask", "input_mask"),
-}
+# also of torch's attention, and of transformers' FSMT and XLNet
+_PADDING_MASKS_OF_KNOWN = (
+    *_PADDING_MASKS,
+    "key_padding_mask",
+    "decoder_padding_mask",
+    "input_mask",
+)
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
@@ -59,7 +62,7 @@ _UNTOLD_BY_OTHERS = re.compile(
 _NUMBERS = re.compile(r"labels|positions?(_ids)?|.*(type|segment)(_id)?s?")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = re.compile(r"cu_seq_?lens?(_q)?")
-READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
+READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_KNOWN}
 
 
 class SeveralStreamsError(ValueError):
@@ -233,27 +236,22 @@ def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
     """The position ids that a call is given, (batch or 1, positions), or that the ends of packed
     texts tell.
     """
-    if "position_ids" in arguments:
-        positions = arguments["position_ids"]
-        if not isinstance(positions, Tensor) or not 0 < positions.ndim < 4:
-            positions = None
-        elif positions.ndim == 3:
-            return _text_positions(positions)
-        else:
-            positions = torch.atleast_2d(positions)
-    else:
+    positions = arguments.get("position_ids")
+    if positions is None:
         # torchtitan's name; elsewhere it may be of coordinates
-        positions = _tensor(arguments, "positions", 2)
-        positions = None if positions is None or positions.is_floating_point() else positions
+        own = _tensor(arguments, "positions", 2)
+        positions = None if own is None or own.is_floating_point() else own
+    if isinstance(positions, Tensor) and 0 < positions.ndim < 4:
+        return _text_positions(positions) if positions.ndim == 3 else torch.atleast_2d(positions)
     for name, ends in arguments.items():
-        if positions is None and isinstance(ends, Tensor) and _TEXT_ENDS.fullmatch(name):
+        if isinstance(ends, Tensor) and _TEXT_ENDS.fullmatch(name):
             if ends.numel() > ends.shape[-1]:
                 raise ValueError(
                     f"{name} must be of one row of texts; got shape {tuple(ends.shape)}. Give "
                     "position_ids, (batch, positions)."
                 )
-            positions = _packed_positions(ends.flatten())
-    return positions
+            return _packed_positions(ends.flatten())
+    return None
 
 
 def _padding_of_call(
@@ -266,8 +264,7 @@ def _padding_of_call(
     """What a call is told about padding: by a mask of padding, else by one of attention. The
     ``shape`` of its tokens is (batch, positions).
     """
-    maker = type(module).__module__.partition(".")[0]
-    known = _PADDING_MASKS_OF.get(maker, _PADDING_MASKS)
+    known = _PADDING_MASKS_OF_KNOWN if _is_known(module) else _PADDING_MASKS
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
     if given is not None and query is not None and query is not key:  # of an attention
@@ -291,16 +288,22 @@ def _padding_of_call(
     return padding
 
 
+def _is_known(module: nn.Module) -> bool:
+    """Tell whether the names of a module's arguments say what they are."""
+    return type(module).__module__.partition(".")[0] in ("transformers", "torch")
+
+
 def _unread_masks(
     module: nn.Module, arguments: Mapping[str, Any], padding: _Padding
 ) -> list[tuple[str, Any]]:
     """The arguments that may be masks, by name or as the values of others, but the one that is
     read.
     """
-    is_known = type(module).__module__.partition(".")[0] in ("transformers", "torch")
-    if is_known and padding.mask is not None:
-        return []
-    names = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
+    names = _UNTOLD_BY_OTHERS
+    if _is_known(module):
+        if padding.mask is not None:
+            return []
+        names = _UNTOLD
     return [
         (name, each)
         for i, (name, each) in enumerate(arguments.items())
