@@ -409,20 +409,6 @@ def test_layers_by_name_are_of_the_model_that_has_them():
         observe(both, [lambda m: {"x": block}]).__enter__()
 
 
-class Series(Masked):
-    """Takes numbers, (batch, positions), in place of token ids."""
-
-    def forward(self, x, **masks):
-        return super().forward(self.word.weight[:1] * x[..., None])
-
-
-@pytest.mark.parametrize("name", ["mask", "pad_mask", "target_mask", "valid"])
-def test_masks_of_numbers_are_not_passed_over(name):
-    with pytest.raises(ValueError, match=f"{name} does not tell whether 1 is padding"):
-        measured(Series(), torch.randn(3, 4), **{name: KEEP})
-    assert measured(Series(), torch.randn(3, 4), attention_mask=KEEP)["block.01"]["n"] == 9
-
-
 def test_a_mask_of_one_text_without_a_batch_is_refused():
     ids = torch.arange(7)
     with pytest.raises(ValueError, match=r"attention_mask, of shape \(7,\), does not tell"):
@@ -434,11 +420,19 @@ class Encodes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.word, self.encoder = nn.Embedding(64, 8), Masked()
+        self.encoder = Masked()
+        self.word = self.encoder._modules.pop("word")
 
     def forward(self, attributes, attention_mask, input_ids=None, **masks):
         x = self.word(attributes if input_ids is None else input_ids)
         return self.encoder(x, **masks)
+
+
+class Twice(Encodes):
+    """Encodes two texts in one call."""
+
+    def forward(self, ids, others, mask):
+        return [self.encoder(self.word(each)) for each in (ids, others)]
 
 
 def test_a_mask_is_of_the_ids_that_it_is_given_with_and_speaks_for_no_other():
@@ -447,18 +441,19 @@ def test_a_mask_is_of_the_ids_that_it_is_given_with_and_speaks_for_no_other():
         assert measured(Encodes(), ids, KEEP, pad_mask=mask)["block.01"]["n"] == 9
     with pytest.raises(ValueError, match="attention_mask is of other token ids than the rows"):
         measured(Encodes(), ids, KEEP, ids.flip(0))
+    asked = pytest.raises(ValueError, match="of one forward pass of a batch; another one had other")
+    with asked, torch.no_grad(), observe(Twice(), mask=lambda batch: batch["mask"]) as geometry:
+        geometry.model(ids, ids.flip(0), mask=KEEP)
     with pytest.raises(ValueError, match="argument second_mask does not tell"):
         measured(Encodes(), ids, KEEP, second_mask=KEEP.flip(0))
     causal = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
-    closed = torch.zeros(1, 4, 4).masked_fill(~causal[0], -torch.inf)
     for name in "attention_mask", "mask":
-        for mask in causal, causal[0], closed:
+        for mask in causal, causal[0].log():
             with pytest.raises(ValueError, match="argument padding_mask does not tell"):
                 measured(Masked(), ids, **{name: mask}, padding_mask=~KEEP)
             assert measured(Masked(), ids, **{name: mask})["block.01"]["n"] == 12
-    for mask in KEEP[:, None, None], KEEP[..., None]:
-        with pytest.raises(ValueError, match="argument src_key_padding_mask does not tell"):
-            measured(Masked(), ids, src_key_padding_mask=~mask)
+    with pytest.raises(ValueError, match="argument src_key_padding_mask does not tell"):
+        measured(Masked(), ids, src_key_padding_mask=~KEEP[:, None, None])
 
 
 class OfAnyShape(Masked):
@@ -476,35 +471,22 @@ class OfAnyShape(Masked):
 
 @pytest.mark.parametrize(
     ("shape", "axes"),
-    [((3, 5, 4), (0, 2)), ((3, 1, 4, 5), (0, 2)), ((3, 4, 2, 3, 3), (0, 1)), ((12,), (0,))],
+    [((3, 4), (0, 1)), ((3, 5, 4), (0, 2)), ((3, 1, 4, 5), (0, 2)), ((12,), (0,))],
 )
-@pytest.mark.parametrize("name", ["mask", "padding_mask", "valid"])
+@pytest.mark.parametrize("name", ["mask", "padding_mask", "target_mask", "valid"])
 def test_a_mask_of_rows_is_seen_whatever_the_shape_of_the_inputs(shape, axes, name):
     mask = KEEP if len(axes) == 2 else KEEP.flatten()
     with pytest.raises(ValueError, match=f"argument {name} does not tell whether 1 is padding"):
         measured(OfAnyShape(axes), torch.randn(shape), **{name: mask})
-    assert measured(OfAnyShape(axes), torch.randn(shape))["block.01"]["n"] == 12
+    given = {"attention_mask": mask} if len(axes) == 2 else {}
+    n = measured(OfAnyShape(axes), torch.randn(shape), **given)["block.01"]["n"]
+    assert n == (9 if given else 12)
 
 
-def test_a_mask_of_frames_that_become_other_rows_is_refused():
+@pytest.mark.parametrize("mask", [KEEP, object()])
+def test_a_mask_of_other_rows_or_that_is_no_tensor_is_refused(mask):
     with pytest.raises(ValueError, match="argument frame_mask does not tell"):
-        measured(Masked(), torch.randn(3, 5, 8), frame_mask=KEEP)
-
-
-class MaskOfBlocks:
-    """A mask that is no tensor, as those of flex attention are."""
-
-
-@pytest.mark.parametrize("make", [Small, llama])
-def test_a_mask_that_is_no_tensor_is_refused(make):
-    class Takes(make().__class__):
-        def forward(self, ids, attention_mask):
-            return super().forward(ids)
-
-    model = make()
-    model.__class__ = Takes
-    with pytest.raises(ValueError, match="argument attention_mask does not tell"):
-        measured(model, torch.arange(12).view(3, 4), attention_mask=MaskOfBlocks())
+        measured(Masked(), torch.randn(3, 5, 8), frame_mask=mask)
 
 
 class TakesBatch(Small):
@@ -558,6 +540,18 @@ def test_texts_that_are_looked_up_before_either_is_run_are_not_mixed_up():
     with refused, observe(model), torch.no_grad():
         one, _ = model.word(a), model.word(b)
         model.layers[0](one)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 1), (1, 0)])
+def test_blocks_that_are_run_outside_of_a_call_are_of_the_look_up_before_them(order):
+    model = Small()
+    with torch.no_grad(), observe(model, "block.*") as geometry:
+        for _ in range(2):
+            model.layers[1](model.layers[0](model.word(ids_of())))
+        assert geometry.compute()["block.01"]["n"] == 72
+        x = model.word(ids_of())
+        with pytest.raises(ValueError, match=r"called again|must come before"):
+            nn.Sequential(*(model.layers[i] for i in order))(x)
 
 
 class LooksUp(Small):

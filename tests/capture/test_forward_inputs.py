@@ -316,17 +316,12 @@ class Masked(nn.LayerNorm):
         return super().forward(hidden)
 
 
-class Biased(nn.LayerNorm):
-    def forward(self, hidden, attn_bias):
-        return super().forward(hidden)
-
-
 class TakesAny(nn.LayerNorm):
     def forward(self, hidden, *args, **kwargs):
         return super().forward(hidden)
 
 
-@pytest.mark.parametrize("kind", [Masked, Biased, TakesAny])
+@pytest.mark.parametrize("kind", [Masked, TakesAny])
 def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model(kind):
     model, ids = Inner(), token_batch()["input_ids"]
     with observe(model, metrics=kept_rows) as geometry:

@@ -43,10 +43,13 @@ _CLOSED = -100  # added to a score, so little or less leaves nothing of it
 _CACHES = ("past_key_values", "cache_params", "mems")
 # True, or −∞, is padding
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-_PADDING_MASKS_OF = {  # of torch's attention, and of transformers' FSMT and XLNet, too
-    "torch": (*_PADDING_MASKS, "key_padding_mask"),
-    "transformers": (*_PADDING_MASKS, "key_padding_mask", "decoder_padding_mask", "input_mask"),
-}
+# also of torch's attention, and of transformers' FSMT and XLNet
+_PADDING_MASKS_OF_KNOWN = (
+    *_PADDING_MASKS,
+    "key_padding_mask",
+    "decoder_padding_mask",
+    "input_mask",
+)
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
@@ -59,7 +62,7 @@ _UNTOLD_BY_OTHERS = re.compile(
 _NUMBERS = re.compile(r"labels|positions?(_ids)?|.*(type|segment)(_id)?s?")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = re.compile(r"cu_seq_?lens?(_q)?")
-READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF["transformers"]}
+READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_KNOWN}
 
 
 class SeveralStreamsError(ValueError):
@@ -188,7 +191,7 @@ class _RunningCall(NamedTuple):
         if again:
             padding = _Padding(untold=f"{again[0]} is given twice")
         integers = [each for each in of_rows if each.ndim == 2]
-        foreign = [each for each in integers if not _equal(each, of_rows[0])]
+        foreign = [each for each in integers[1:] if not _equal(each, integers[0])]
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
@@ -233,27 +236,22 @@ def _positions_of_call(arguments: Mapping[str, Any]) -> Tensor | None:
     """The position ids that a call is given, (batch or 1, positions), or that the ends of packed
     texts tell.
     """
-    if "position_ids" in arguments:
-        positions = arguments["position_ids"]
-        if not isinstance(positions, Tensor) or not 0 < positions.ndim < 4:
-            positions = None
-        elif positions.ndim == 3:
-            return _text_positions(positions)
-        else:
-            positions = torch.atleast_2d(positions)
-    else:
+    positions = arguments.get("position_ids")
+    if positions is None:
         # torchtitan's name; elsewhere it may be of coordinates
-        positions = _tensor(arguments, "positions", 2)
-        positions = None if positions is None or positions.is_floating_point() else positions
+        own = _tensor(arguments, "positions", 2)
+        positions = None if own is None or own.is_floating_point() else own
+    if isinstance(positions, Tensor) and 0 < positions.ndim < 4:
+        return _text_positions(positions) if positions.ndim == 3 else torch.atleast_2d(positions)
     for name, ends in arguments.items():
-        if positions is None and isinstance(ends, Tensor) and _TEXT_ENDS.fullmatch(name):
+        if isinstance(ends, Tensor) and _TEXT_ENDS.fullmatch(name):
             if ends.numel() > ends.shape[-1]:
                 raise ValueError(
                     f"{name} must be of one row of texts; got shape {tuple(ends.shape)}. Give "
                     "position_ids, (batch, positions)."
                 )
-            positions = _packed_positions(ends.flatten())
-    return positions
+            return _packed_positions(ends.flatten())
+    return None
 
 
 def _padding_of_call(
@@ -266,8 +264,7 @@ def _padding_of_call(
     """What a call is told about padding: by a mask of padding, else by one of attention. The
     ``shape`` of its tokens is (batch, positions).
     """
-    maker = type(module).__module__.partition(".")[0]
-    known = _PADDING_MASKS_OF.get(maker, _PADDING_MASKS)
+    known = _PADDING_MASKS_OF_KNOWN if _is_known(module) else _PADDING_MASKS
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
     if given is not None and query is not None and query is not key:  # of an attention
@@ -291,25 +288,29 @@ def _padding_of_call(
     return padding
 
 
+def _is_known(module: nn.Module) -> bool:
+    """Tell whether the names of a module's arguments say what they are."""
+    return type(module).__module__.partition(".")[0] in ("transformers", "torch")
+
+
 def _unread_masks(
     module: nn.Module, arguments: Mapping[str, Any], padding: _Padding
 ) -> list[tuple[str, Any]]:
     """The arguments that may be masks, by name or as the values of others, but the one that is
     read.
     """
-    is_known = type(module).__module__.partition(".")[0] in ("transformers", "torch")
-    if is_known and padding.mask is not None:
-        return []
-    names = _UNTOLD if is_known else _UNTOLD_BY_OTHERS
-    # what the model is of
-    first = next((each for each in arguments.values() if isinstance(each, Tensor)), None)
+    names = _UNTOLD_BY_OTHERS
+    if _is_known(module):
+        if padding.mask is not None:
+            return []
+        names = _UNTOLD
     return [
         (name, each)
-        for name, each in arguments.items()
+        for i, (name, each) in enumerate(arguments.items())
         if each is not padding.source
         and not isinstance(each, _NO_MASKS)
-        and (_MASK.search(name) or (isinstance(each, Tensor) and each is not first))
-        and (not isinstance(each, Tensor) or names.fullmatch(name))
+        and (names.fullmatch(name) if isinstance(each, Tensor) else _MASK.search(name))
+        and (i > 0 or _MASK.search(name))  # the first one is what the model is of
     ]
 
 
@@ -336,9 +337,10 @@ def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | No
         return told is None
     has_name, length = _MASK.search(name) is not None, shape[-1:]
     if told is not None:
-        zeros = (mask == 0).flatten().to(told.device)
-        is_fit = has_name and zeros.shape == told.flatten().shape
-        return is_fit and len((zeros == told.flatten()).unique()) > 1  # neither it nor its opposite
+        if not has_name or mask.numel() != told.numel():
+            return False
+        is_same = (mask == 0).flatten() == told.flatten().to(mask.device)
+        return len(is_same.unique()) > 1  # otherwise it is the same, or its opposite
     if mask.ndim > 2 and mask.shape[-2:] == length + length:
         pairs = mask.flatten(0, -3)
         is_of_rows = bool((pairs != pairs[:1]).any())
@@ -554,7 +556,7 @@ class ForwardInputs:
         self._warned_of_cache = False
         self.takes_no_grad = True  # passes without gradients count, too
         # that what is given for a batch was used for, its ids, and what was given
-        self.first_pass: tuple[ForwardPass, list[Tensor], list[Tensor]] | None = None
+        self.first_pass: tuple[ForwardPass, list[Tensor], list[Any]] | None = None
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
@@ -776,6 +778,9 @@ class ForwardInputs:
                 _require_ids_of_call(ids, integers)
             self._take_ids(table, ids)
             self._has_new_ids = True
+            if not self._running:  # only blocks are called: a pass begins
+                self.forward.num_calls.clear()
+                self.forward.places.clear()
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
@@ -841,8 +846,11 @@ class ForwardInputs:
                 for name, value in values.items()
                 if value is not None
             }
-            if tensors := [each for each in values.values() if isinstance(each, Tensor)]:
-                self._require_one_pass(tensors)
+            if given:
+                asked = (values[name] for name in given)  # functions are of the outermost call
+                self._require_one_pass(
+                    [each if isinstance(each, Tensor) else self._running[0] for each in asked]
+                )
             ids = self._fitting_token_ids(rows, given.get("token_ids"))
             tokens = ids
             words = given.get("word_ids")
@@ -884,7 +892,7 @@ class ForwardInputs:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)
 
-    def _require_one_pass(self, given: list[Tensor]) -> None:
+    def _require_one_pass(self, given: list[Any]) -> None:
         """Raise ValueError if what is given for a batch was for a pass on other token ids."""
         told = [ids for call in self._running[:1] for ids in call.integers]
         ids = [*self.token_ids.values()] or told

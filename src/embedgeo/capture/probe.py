@@ -420,7 +420,8 @@ class Probe:
             )
         number = forward.num_calls[layer.name, i]
         forward.num_calls[layer.name, i] += 1
-        is_again = is_inside and number >= call.calls_per_forward
+        has_begun = is_inside or bool(self._inputs.token_ids)  # by a call or a look-up
+        is_again = has_begun and number >= call.calls_per_forward
         if is_again and not layer.after:
             raise ValueError(
                 f"{must} be called once in a forward pass for each time that it is listed; its "
@@ -438,7 +439,7 @@ class Probe:
                     "again, after another one, or where the last block was not: it has no rows.",
                 )
             return False
-        if is_inside and layer.place is not None:
+        if has_begun and layer.place is not None:
             part = side(layer.name)
             if forward.places.get(part, -1) > layer.place:
                 raise ValueError(

@@ -236,7 +236,7 @@ def _stacks(submodel: nn.Module) -> list[Stack]:
         parameters = stack.parent.get_submodule(stack.name).parameters()
         return (
             any(map(_is_usual, stack.blocks)),
-            any(True for block in stack.blocks for _ in block.children()),
+            any([*block.children()] for block in stack.blocks),
             sum(p.numel() for p in parameters),
         )
 
