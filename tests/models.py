@@ -214,7 +214,7 @@ class Block(nn.Module):
 
 
 class Titan(nn.Module):
-    """As torchtitan builds it; a pipeline stage has some of the blocks."""
+    """As torchtitan builds it."""
 
     def __init__(self, numbers=range(3)):
         super().__init__()

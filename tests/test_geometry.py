@@ -70,11 +70,6 @@ def test_metrics_that_cannot_be_are_refused_when_they_first_measure():
     assert caught.value.__notes__ == ["at layer 'embed'"]
 
 
-def test_a_stage_of_a_pipeline_may_have_no_layers():
-    part = embedgeo.capture.structure.Part(0, 3)
-    assert embedgeo.Geometry(gpt_neox(), "nothing*", part=part).records() == []
-
-
 def test_a_function_of_layers_is_called_once():
     asked = []
     with observe(gpt_neox(), layers=lambda model: asked.append(model) or "block.01") as geometry:

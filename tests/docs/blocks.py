@@ -7,7 +7,6 @@ from unittest import mock
 
 import lightning as L
 import torch
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader
 
 import embedgeo
@@ -105,33 +104,6 @@ def names(results):
 def sweep_folder(folder):
     """A small folder of a sweep, with token tables."""
     return make_sweep(folder, steps=(0, 1, 8, 64), num_blocks=2, dim=16, n=4096.0, tokens=True)
-
-
-def pipeline_names():
-    """What a loop over a pipeline has at hand, here of one stage on one rank."""
-    # needs pytest, which the other names do without
-    from tests.training.pipeline_on_ranks import Transformer
-
-    class Stage(Transformer):
-        """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
-
-        def forward(self, input_ids, **_):
-            return super().forward(input_ids)
-
-    stage = Stage().float()
-    schedule = ScheduleGPipe(
-        PipelineStage(stage, 0, 1, torch.device("cpu")),
-        1,
-        loss_fn=lambda output, _: output.square().mean(),
-    )
-    sizes = {"rank": 0, "num_stages": 1, "num_replicas": 1, "is_first": True, "is_last": True}
-    return {
-        **sizes,
-        "device": "cpu",
-        "stage_module": stage,
-        "schedule": schedule,
-        "writer": lambda step, values: None,
-    }
 
 
 def run(page, namespace):

@@ -5,7 +5,6 @@ import shlex
 from dataclasses import fields
 
 import pytest
-import torch.distributed as dist
 import yaml
 
 from embedgeo import cli
@@ -59,15 +58,7 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch):
     monkeypatch.setattr("embedgeo.report.live.draw_pictures", lambda *_: ())
     for step in (0, 512):  # in place of the Hub's
         write_files(tmp_path / f"EleutherAI/pythia-70m/step{step}", checkpoint_files(step))
-    names = blocks.names(results)
-    if page != "docs/how-to/distributed.md":
-        assert blocks.run(page, names)
-        return
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert blocks.run(page, {**names, **blocks.pipeline_names()})
-    finally:
-        dist.destroy_process_group()
+    assert blocks.run(page, blocks.names(results))
 
 
 @pytest.mark.parametrize(("page", "command"), WRITTEN)

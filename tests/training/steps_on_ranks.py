@@ -157,6 +157,7 @@ def refusals():
     meshes = {
         "context": {"mesh_shape": (2,), "mesh_dim_names": ("dp_shard_cp",)},
         "other": {"mesh_shape": (2,), "mesh_dim_names": ("x",)},
+        "pipeline": {"mesh_shape": (2, 1), "mesh_dim_names": ("pp", "dp")},
         "unnamed": {"mesh_shape": (2,)},
     }
     made = {name: dist.init_device_mesh("cpu", **options) for name, options in meshes.items()}

@@ -136,15 +136,17 @@ def test_ranks_that_train_several_models_are_told_to_train_one(two):
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
     for rank in two:
         refused = rank["refused"]
-        assert "got dp_shard_cp. Under context parallelism sweep" in refused["context"]
+        remedy = "Under context and pipeline parallelism sweep over the checkpoints."
+        assert f"got dp_shard_cp. {remedy}" in refused["context"]
+        assert f"got pp. {remedy}" in refused["pipeline"]
         assert "got an unnamed one. Name them so, or give" in refused["unnamed"]
         assert "rank 1 is not in the one that it has" in refused["another's"]
         assert "got mdl. Name them so, or give" in refused["of parameters"]
         assert "got x. Name them so, or give process_group=" in refused["other"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
         assert (
-            "same modules on every rank; they differ, as those of pipeline stages do. Give "
-            "device_mesh=" in refused["stage"]
+            "same modules on every rank; they differ, as those of pipeline stages do. Sweep over "
+            "the checkpoints of a pipeline." in refused["stage"]
         )
 
 

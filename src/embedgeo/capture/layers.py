@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from embedgeo.capture import structure
-from embedgeo.capture.structure import Part
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these,
@@ -58,9 +57,7 @@ class Layer:
         return self.calls[0].takes_input
 
 
-def resolve_layers(
-    model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None
-) -> list[Layer]:
+def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer]:
     """Find the layers of a model.
 
     ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each
@@ -75,14 +72,9 @@ def resolve_layers(
     output of each but the last, and the model's last hidden state, ``final_norm`` where there is
     one, else the last block's output.
 
-    Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the
-    model; ``embed`` is in the first part and ``final_norm`` in the last. A pattern may then match
-    nothing.
-
     Raises:
         TypeError: ``layers`` is not a `LayerSpec`.
-        ValueError: a pattern matches nothing, the model has no list of blocks, or layers of a
-            ``part`` need the others.
+        ValueError: a pattern matches nothing, or the model has no list of blocks.
 
     >>> model = nn.ModuleDict(
     ...     {"layers": nn.ModuleList(nn.RNN(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
@@ -90,8 +82,8 @@ def resolve_layers(
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
-    by_name = {layer.name: layer for layer in _resolve(model, layers, part)}
-    if not by_name and part is None:
+    by_name = {layer.name: layer for layer in _resolve(model, layers)}
+    if not by_name:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
     stacks = [
         [*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)
@@ -108,9 +100,9 @@ def resolve_layers(
     ]
 
 
-def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
+def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
     if isinstance(layers, str):
-        yield from _match(model, layers, part)
+        yield from _match(model, layers)
     elif isinstance(layers, Mapping):
         for name, module in layers.items():
             if not isinstance(module, nn.Module):
@@ -130,9 +122,9 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
         )
     elif isinstance(layers, Sequence):
         for each in layers:
-            yield from _resolve(model, each, part)
+            yield from _resolve(model, each)
     elif callable(layers):
-        yield from _resolve(model, layers(model), part)
+        yield from _resolve(model, layers(model))
     else:
         raise TypeError(
             'layers must be "blocks", "hidden_states", a pattern of names, a list of these or '
@@ -172,27 +164,21 @@ def _submodels(model: nn.Module) -> Iterator[_Submodel]:
         yield _Submodel(prefix, module, tuple(calls), structure.final_norms(stack))
 
 
-def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
+def _match(model: nn.Module, pattern: str) -> list[Layer]:
     mean = _MEAN.fullmatch(pattern)
     is_of_blocks = mean is not None or pattern in ("blocks", "hidden_states")
     structure.require_one_model(model, also_by_hand=is_of_blocks)
     submodels = [*_submodels(model)]
-    if part is not None and (pattern == "hidden_states" or mean or len(submodels) > 1):
-        raise ValueError(
-            f"layers={pattern!r} must be found within one stage of the pipeline, of a model that "
-            f"is no encoder and "
-            'decoder; it needs several. Use layers="blocks" or a pattern of names.'
-        )
     if mean:
         return [
             _mean(submodel, pattern, int(mean[2]))
             for submodel in submodels
             if mean[1] in ("", submodel.prefix)
         ]
-    standard = [layer for submodel in submodels for layer in _standard_layers(submodel, part)]
+    standard = [layer for submodel in submodels for layer in _standard_layers(submodel)]
     numbered = [layer for submodel in submodels for layer in _hidden_states(submodel)]
     if pattern not in ("blocks", "hidden_states"):
-        return _glob(model, pattern, standard, numbered, part)
+        return _glob(model, pattern, standard, numbered)
     if not standard:
         names = [*structure.module_names(model)][:6]
         raise ValueError(
@@ -212,14 +198,12 @@ def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
     return Layer(f"{submodel.prefix}mean(last{count})", submodel.blocks[-count:])
 
 
-def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
+def _standard_layers(submodel: _Submodel) -> Iterator[Layer]:
     prefix, _, blocks, norms = submodel
-    first, total = part or (0, len(blocks))
-    if first == 0:
-        yield Layer(f"{prefix}embed", (submodel.embed,), place=0)
-    for i, block in enumerate(blocks, first):
-        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
-    if norms and first + len(blocks) == total:
+    yield Layer(f"{prefix}embed", (submodel.embed,), place=0)
+    for i, block in enumerate(blocks):
+        yield Layer(f"{prefix}block.{_padded(i, len(blocks))}", (block,), place=i + 1)
+    if norms:
         yield submodel.final_norm(f"{prefix}final_norm")
 
 
@@ -263,18 +247,15 @@ def _padded(number: int, count: int) -> str:
 
 
 def _glob(
-    model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer], part: Part | None
+    model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer]
 ) -> list[Layer]:
     taken = {layer.name for layer in standard}
     names = structure.module_names(model)
-    if part is not None:
-        names = _numbered_in_model(names, model, part)
-        numbered = []
     others = [
         Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken
     ]
     matching = _matching(pattern, standard + others) or _matching(pattern, numbered)
-    if not matching and part is None:
+    if not matching:
         everything = [layer.name for layer in standard + others + numbered]
         parts = difflib.get_close_matches(
             pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything}
@@ -290,19 +271,3 @@ def _glob(
 def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
     names = {layer: (layer.name, re.sub(r"(?<![^.])0+(?=\d)", "", layer.name)) for layer in layers}
     return [layer for layer in layers if any(fnmatchcase(name, pattern) for name in names[layer])]
-
-
-def _numbered_in_model(
-    names: Mapping[str, nn.Module], model: nn.Module, part: Part
-) -> dict[str, nn.Module]:
-    blocks = [call.module for submodel in _submodels(model) for call in submodel.blocks]
-    numbered = {**names}
-    # from the last one: its new name may be that of none before
-    for i, block in reversed([*enumerate(blocks, part.first_block)]):
-        own = next(name for name, module in names.items() if module is block)
-        new = f"{own.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")
-        numbered = {
-            new + name.removeprefix(own) if f"{name}.".startswith(f"{own}.") else name: module
-            for name, module in numbered.items()
-        }
-    return numbered

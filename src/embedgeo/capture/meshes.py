@@ -21,7 +21,7 @@ _ROWS = re.compile(
     r"dp.*|ddp.*|e?fsdp.*|hsdp.*|data.*|.*replicate|(?!tensor|seq|model).*shard|ep|expert.*", re.I
 )
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
-STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
+_STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 
 _shared = WeakKeyDictionary[Any, dict[str, OwnGroup]]()  # by default group and mesh
 
@@ -31,27 +31,28 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
 
     Rows differ along dimensions of data and expert parallelism, told by their names (``dp``,
     ``dp_replicate``, ``dp_shard``, ``data_parallel``, ``fsdp``, ``ep`` …), and repeat along those
-    of tensor and sequence parallelism (``tp``, ``tensor_parallel``, ``sp``, ``model`` …) and of the
-    stages of a pipeline (``pp``, ``pipeline`` …). Dimensions of size 1 may have any name.
+    of tensor and sequence parallelism (``tp``, ``tensor_parallel``, ``sp``, ``model`` …).
+    Dimensions of size 1 may have any name.
     """
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
-    known = _ROWS, _REPEATED, STAGES
-    context = context_dimensions(mesh)
-    other = context or [
+    sizes = [*zip(names, mesh.shape, strict=True)]
+    stages = [name for name, size in sizes if size > 1 and _STAGES.fullmatch(name)]
+    unknown = context_dimensions(mesh) or stages
+    other = unknown or [
         name or "an unnamed one"
-        for name, size in zip(names, mesh.shape, strict=True)
-        if size > 1 and not any(kind.fullmatch(name) for kind in known)
+        for name, size in sizes
+        if size > 1 and not (_ROWS.fullmatch(name) or _REPEATED.fullmatch(name))
     ]
     if other:
         remedy = (
-            "Under context parallelism sweep over the checkpoints."
-            if context
+            "Under context and pipeline parallelism sweep over the checkpoints."
+            if unknown
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(
             "device_mesh must have dimensions of data or expert parallelism (named dp, "
-            "data_parallel, fsdp, ep …), of tensor or sequence parallelism (tp, tensor_parallel, "
-            f"sp, model …) and of a pipeline (pp, pipeline …); got {listed(other)}. {remedy}"
+            "data_parallel, fsdp, ep …) and of tensor or sequence parallelism (tp, "
+            f"tensor_parallel, sp, model …); got {listed(other)}. {remedy}"
         )
     if mesh.size() != dist.get_world_size():
         raise ValueError(

@@ -35,7 +35,6 @@ from embedgeo.capture.torch_names import (
     has_gradients,
     in_backward,
     is_transformed,
-    running_stage,
     version,
     without_modes,
 )
@@ -239,8 +238,7 @@ class Probe:
         is_other = self._attached is None or Probe._exclusive not in (None, self)
         if self._is_beside_a_pass() and not (self._no_grad_passes or has_gradients()):
             return True
-        stage = running_stage()
-        return is_other or in_backward() or (stage is not None and stage.infers_shapes)
+        return is_other or in_backward()
 
     def _is_beside_a_pass(self) -> bool:
         """Tell whether a forward pass is running in another thread."""

@@ -40,13 +40,6 @@ class Stack(NamedTuple):
     blocks: list[nn.Module]  # in forward order, as often as they are applied (ALBERT)
 
 
-class Part(NamedTuple):
-    """The blocks of a model that a module has, a stage of a pipeline."""
-
-    first_block: int  # its number in the model
-    num_blocks: int  # of the model
-
-
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
     names = (

@@ -5,11 +5,9 @@ All are here but ``_apply`` (`embedgeo.metrics.base`).
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -186,29 +184,3 @@ def shard_again(model: nn.Module) -> Callable[[], None]:
                 _reshard(module, module._handle, True)
 
     return undo
-
-
-class StageRun(NamedTuple):
-    """A run of a stage of `torch.distributed.pipelining`."""
-
-    num_stages: int | None  # of the pipeline
-    infers_shapes: bool  # it runs on no microbatch, on any values
-
-
-def running_stage() -> StageRun | None:
-    """The innermost run of a pipeline's stage in which this is called; None if in none.
-
-    Where the function that runs a microbatch has another name, all runs infer shapes, and no layer
-    is measured. Where the module has one, none is found: the run that infers shapes is measured,
-    too, and the number of stages is unknown.
-    """
-    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    if pipelining is None:
-        return None
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != pipelining.__file__:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
-    return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")

@@ -20,7 +20,6 @@ from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import (
-    Part,
     measured_model,
     model_of,
     model_width,
@@ -82,10 +81,7 @@ class Geometry:
             parallelism). Default: those that the mesh of the parameters tells, or all.
         sequence_mesh: the ranks of which each may have a part of the positions (sequence
             parallelism).
-        part: the blocks that the model has, if it is a stage of a pipeline.
-        stage_group: the ranks that have this stage. Default: all ranks have the same layers.
-        join_stages: given the number of layers and what makes their records, the records of all
-            stages.
+        all_ranks: all ranks of a monitor, which has let them meet.
 
     Attributes:
         layers: of the model, in forward order.
@@ -94,7 +90,6 @@ class Geometry:
         probe: attaches the hooks, as a context manager.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
-        part: the blocks that the model has, if it is a stage of a pipeline.
         keeps_samples: whether `records` keeps the sampled rows of all ranks until `reset`.
         num_rows: of the layer that had the most on this rank at the last `reset`.
         has_few_rows: whether a forward pass, on any rank, had too few rows to tell massive ones,
@@ -142,9 +137,7 @@ class Geometry:
         device: torch.device | None = None,
         process_group: Group = None,
         sequence_mesh: DeviceMesh | None = None,
-        part: Part | None = None,
-        stage_group: Group = None,
-        join_stages: Callable[[int, Callable[[], list[Record]]], list[Record]] | None = None,
+        all_ranks: Group = None,
         skip_massive: bool | float = False,
         massive: float = MASSIVE,
     ) -> None:
@@ -153,9 +146,8 @@ class Geometry:
             require_word_ids(rows, word_ids)
         self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         self.model, chosen_layers = _chosen(model, layers)
-        self.layers = resolve_layers(self.model, chosen_layers, part)
+        self.layers = resolve_layers(self.model, chosen_layers)
         require_whole_sequences(self.model)
-        self.part = part
         self.inputs = ForwardInputs(self.model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
             self.layers,
@@ -182,8 +174,7 @@ class Geometry:
             "dtype": "".join(dtypes[:1]).removeprefix("torch."),
         }
         self.device = state_device(device or weights_device(self.model))
-        self._stage_group = stage_group
-        self._join_stages = join_stages
+        self._all_ranks = all_ranks
         self._group = process_group
         self._is_own = process_group is None and on_error is None  # no monitor has seen to that
         self._metrics = dict[str, LayerMetrics]()
@@ -198,9 +189,17 @@ class Geometry:
         Layers that no forward pass has reached, on any rank, are left out.
         """
         self._meet()
-        if self._join_stages is not None:
-            return self._join_stages(len(self.layers), self._own_records)
-        return self._own_records()
+        with together(self._all_ranks):  # an exception of one is raised on all of them
+            records = compute(
+                self.measured_layers(), self.together, keep_samples=self.keeps_samples
+            )
+            self._has_kept = self.keeps_samples
+            if self._group is None:
+                return records
+            repeat_rows = self._group is not self._all_ranks
+            return _with_values_of_all(
+                records, self.device, self._all_ranks, repeat_rows=repeat_rows
+            )
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing
@@ -256,8 +255,8 @@ class Geometry:
         """Copies, on the host, of the sampled rows, the mean and the eigenvalues at every layer.
 
         Every rank must call this. A listener of a monitor may call it on one rank: there are then
-        the rows alone, those of all ranks, with their numbers and ids; of a stage of a pipeline
-        there are its own layers. A layer whose metrics sample no rows is absent there.
+        the rows alone, those of all ranks, with their numbers and ids. A layer whose metrics sample
+        no rows is absent there.
 
         Raises:
             ValueError: the metrics hold none of these.
@@ -458,7 +457,7 @@ class Geometry:
         ``gives_ids``: token ids are given, and not read from the model.
         """
         unit = self.settings["rows"]
-        if unit == "mean" or not (gives_ids or self.inputs.tables or self.part):
+        if unit == "mean" or not (gives_ids or self.inputs.tables):
             return 0
         return num_rows if unit == "words" else min(num_rows, self.inputs.num_token_types)
 
@@ -481,7 +480,7 @@ class Geometry:
         that: no collective may begin without one, among those of training.
         """
         self._take_mesh()
-        if self._stage_group is None and has_other_ranks():
+        if self._all_ranks is None and has_other_ranks():
             self._come()
 
     def _take_mesh(self) -> None:
@@ -513,13 +512,11 @@ class Geometry:
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
-        if not self.layers:  # of a stage of a pipeline
-            return []
         marks = (self._row_mark, self._weight_mark()) if is_distributed() else (0, 0)
         of_layers = [self._known_of(layer, marks) for layer in self.layers]
         known = torch.tensor(of_layers, dtype=torch.float64)
         if is_distributed():
-            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
+            known = all_reduce_max(known.to(self.device), self._all_ranks).cpu()
         ranks = num_ranks(self._group)
         sizes, firsts, groups, num_sequences, of_rows, of_weights = known.split(
             [4, 2, self.settings["jackknife"], ranks, ranks, ranks], dim=1
@@ -616,20 +613,6 @@ class Geometry:
                 f"{least}, so standard errors are from {least} groups at most. Take fewer groups, "
                 "or more sequences.",
                 stacklevel=1,
-            )
-
-    def _own_records(self) -> list[Record]:
-        """The records of this model's own layers; a monitor's ranks raise an exception together."""
-        with together(self._stage_group):
-            records = compute(
-                self.measured_layers(), self.together, keep_samples=self.keeps_samples
-            )
-            self._has_kept = self.keeps_samples
-            if self._group is None:
-                return records
-            repeat_rows = self._group is not self._stage_group
-            return _with_values_of_all(
-                records, self.device, self._stage_group, repeat_rows=repeat_rows
             )
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:

@@ -56,7 +56,7 @@ from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, Records, block_means
 from embedgeo.training.batches import LastBatches, digest, kept_generators
 from embedgeo.training.clock import Clock
-from embedgeo.training.distributed import PipelineStage, kept_sharded
+from embedgeo.training.distributed import kept_sharded
 from embedgeo.training.loggers import Illustrations
 from embedgeo.training.plan import (
     UNKNOWN_SHAPE,
@@ -260,7 +260,6 @@ class Monitor(ABC):
         self._ranks: OwnGroup | None = None  # all, where there are several
         self._row_group: Group = None  # those that have different rows
         self._sequence_mesh: DeviceMesh | None = None
-        self._stage: PipelineStage | None = None
         self._has_said_eager = False
         self._reset()
 
@@ -298,21 +297,16 @@ class Monitor(ABC):
 
     def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
         """The metrics at the layers of a model that it measures."""
-
-        def make(stage_group: Group = self._ranks, **joined: Any) -> Geometry:
-            return Geometry(
-                model,
-                **self._settings,
-                no_grad_passes=False,
-                on_error=self._fail,
-                device=None if run is None else run.device,
-                process_group=self._row_group,
-                sequence_mesh=self._sequence_mesh,
-                stage_group=stage_group,
-                **joined,
-            )
-
-        return make() if self._stage is None else self._stage.make_geometry(make)
+        return Geometry(
+            model,
+            **self._settings,
+            no_grad_passes=False,
+            on_error=self._fail,
+            device=None if run is None else run.device,
+            process_group=self._row_group,
+            sequence_mesh=self._sequence_mesh,
+            all_ranks=self._ranks,
+        )
 
     def _reset(self) -> None:
         # scheduled steps up to this one are done; None before the start
@@ -451,12 +445,10 @@ class Monitor(ABC):
                 ranks = num_ranks(self._row_group)
                 rows = self.plan(batch, ranks)
                 seen = self.seen_rows(geometry, rows, ranks)
-                num_layers = len(geometry.layers)
                 if self._ranks is not None:
-                    own = torch.tensor([*seen, num_layers], device=geometry.device)
-                    *most, num_layers = all_reduce_max(own, self._ranks).tolist()
-                    seen = SeenRows(*most)
-                widths = [None] * num_layers
+                    own = torch.tensor(seen, device=geometry.device)
+                    seen = SeenRows(*all_reduce_max(own, self._ranks).tolist())
+                widths = [None] * len(geometry.layers)
                 bounds, memory = self.choose_metrics(geometry, seen, ranks, widths)
                 self._bounds = bounds if self._chooses_metrics else None
                 geometry.together = memory.together
@@ -600,8 +592,8 @@ class Monitor(ABC):
     def _leave_ranks(self) -> None:
         if self._meetings is not None:
             self._meetings.leave()
-        for group in (self._ranks, self._row_group, self._stage):
-            if isinstance(group, OwnGroup | PipelineStage):
+        for group in (self._ranks, self._row_group):
+            if isinstance(group, OwnGroup):
                 group.end()
         self._meetings = None
         self._ranks = None
@@ -671,15 +663,11 @@ class Monitor(ABC):
         for name in ("token_ids", "mask", "word_ids"):
             function = getattr(self, name)
             setattr(probe, name, None if function is None else function(batch))
-        if self._stage is not None:
-            self._stage.attach(probe, batch)
 
     @_guarded
     def _detach(self) -> None:
         if self._geometry is not None:
             self._geometry.probe.detach()
-        if self._stage is not None:
-            self._stage.detach()
 
     @_guarded
     def _after_batch(self, step: int) -> None:
@@ -975,8 +963,7 @@ class Monitor(ABC):
     def _hear(self, step: int, records: list[Record], geometry: Geometry) -> list[Record]:
         """Call the listeners with copies of the records of a step, and return those that they add.
 
-        One that fails is taken out on all ranks, with one warning. Of a pipeline, whose stages have
-        the samples of their own layers alone, the records that any rank adds are joined.
+        One that fails is taken out on all ranks, with one warning.
         """
         outcomes = list[tuple[list[Record], str]]()
         for name, listener in self._named_listeners.items():
@@ -990,22 +977,20 @@ class Monitor(ABC):
                     raise
                 why = reason(error)
             outcomes.append((added, why))
-        every = [outcomes]
+        whys = [[why for _, why in outcomes]]
         if self._ranks is not None and outcomes:
-            is_part = self._stage is not None
-            sent = outcomes if is_part else [([], why) for _, why in outcomes]
             with together(self._ranks):
-                gathered = all_gather_object(sent, self._ranks)
-            every = gathered if is_part else [outcomes, *gathered]
+                whys += all_gather_object(whys[0], self._ranks)
         heard = list[Record]()
-        for name, *of_ranks in zip(self._named_listeners, *every, strict=True):
-            if why := next((why for _, why in of_ranks if why), ""):
+        for name, (added, _), of_ranks in zip(
+            self._named_listeners, outcomes, zip(*whys, strict=True), strict=True
+        ):
+            if why := next(filter(None, of_ranks), ""):
                 if current_rank() == 0 and name not in self._broken:
                     self._take_out(name, f"at step {step}", why)
                 self._broken[name] = why
             else:
-                each = [record for added, _ in of_ranks for record in added]
-                heard += {(r["layer"], r["metric"]): r for r in each}.values()
+                heard += {(r["layer"], r["metric"]): r for r in added}.values()
         self.listeners = [
             each for name, each in self._named_listeners.items() if name not in self._broken
         ]

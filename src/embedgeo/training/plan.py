@@ -49,7 +49,7 @@ def plan_sentences(
     made = geometry.make_metrics(width) if width else []
     own = [each for each in made if isinstance(each, GeometryMetric)]
     has_types = geometry.settings["rows"] != "mean"
-    has_ids = bool(gives_ids or geometry.inputs.tables or geometry.part)
+    has_ids = bool(gives_ids or geometry.inputs.tables)
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
     of_ids, of_mask = sources_of_rows(

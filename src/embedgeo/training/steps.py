@@ -22,7 +22,7 @@ from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
-from embedgeo.training.distributed import PipelineStage, require_same_modules, run_inside
+from embedgeo.training.distributed import require_same_modules, run_inside
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.weights import some_weights, states
@@ -48,8 +48,7 @@ class StepMonitor(Monitor):
     completed; the file is then completed when the interpreter exits.
 
     Args:
-        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a
-            pipeline this rank's stage.
+        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP).
         every_n_steps: measure at steps 0, n, 2n …
         log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a
             Lightning logger, a run of Weights & Biases, or an object with a method ``log(values,
@@ -101,14 +100,6 @@ class StepMonitor(Monitor):
         self._model = model
         self._process_group: Group = process_group
         self._take_mesh(device_mesh)
-        if self._stage is not None and self._stage.is_part:
-            if self.probe is not None and self.probe_forward is None:
-                raise ValueError(
-                    "probe needs probe_forward= under pipeline parallelism, a function of the "
-                    "stage and a batch that "
-                    "runs all stages, such as one that calls schedule.eval; got None."
-                )
-            self._keeps_batches = False  # a stage alone cannot be run on them
         if not self._failed:
             self.make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
@@ -140,7 +131,6 @@ class StepMonitor(Monitor):
                 self._process_group = data_parallel_group(mesh)
                 self._row_group = self._process_group  # ended by `close`, also before a step
                 self._sequence_mesh = sequence_mesh(mesh)
-                self._stage = PipelineStage.on(mesh, self._model)
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
@@ -246,8 +236,7 @@ class StepMonitor(Monitor):
         """As of all monitors; ranks must have the same modules."""
         geometry = super().make_geometry(model, run)
         if run is not None and self._ranks is not None:
-            ranks = self._ranks if self._stage is None else self._stage.ranks
-            require_same_modules(geometry, ranks)
+            require_same_modules(geometry, self._ranks)
         return geometry
 
     def _begin(self, step: int, batch: Any) -> None:
