@@ -57,11 +57,18 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
 
 
 def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
-    for name in ("a.json.gz", "a.csv", "a.txt", "a"):
-        lines = b'\n[{"text": "One."}, {"text": "Two."}]' if name == "a" else b'{"text": "One."}\n'
+    lists = {
+        "a": b'\n[{"text": "One."}, {"text": "Two."}]',
+        "b": b'{"messages": [1]}',
+        "c": b'["One."]',
+    }
+    for name in ("a.json.gz", "a.csv", "a.txt", "a.jl", *lists):
+        lines = lists.get(name, b'{"text": "One."}\n')
         (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
         with pytest.raises(ValueError, match=rf"by the name \.jsonl .*{name} is not\. Rename"):
             read_documents([tmp_path / name])
+    (tmp_path / "a.txt").write_text('"One", [1] says.')
+    assert read_documents([tmp_path / "a.txt"]) == ['"One", [1] says.']
 
 
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path):

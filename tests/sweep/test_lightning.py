@@ -76,8 +76,11 @@ def test_a_loggers_folder_is_looked_into(tmp_path):
     version = tmp_path / "lightning_logs" / "version_0"
     names = ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
     write_files(version / "checkpoints", dict.fromkeys(names, b""))
-    write_files(version, {"hparams.yaml": b"{}"})
+    write_files(version, {"hparams.yaml": b"{}", "eval_step_5.json": b"{}"})
     assert [each.step for each in list_checkpoints(str(version))] == [1, 2]
+    (version / "last.ckpt").touch()
+    with pytest.raises(ValueError, match=r"in one folder; .* this folder last\.ckpt\. Give "):
+        list_checkpoints(str(version))
 
 
 class Loose(Forward):

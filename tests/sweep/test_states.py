@@ -124,6 +124,21 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
             load_file(tmp_path / "step1.pt", MAKE[1])
 
 
+class Lenient(NanoGPT):
+    """It takes what it finds."""
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        return super().load_state_dict(state, strict=False, assign=assign)
+
+
+def test_a_class_that_takes_less_than_its_weights_is_refused(tmp_path):
+    state = Lenient().state_dict()
+    del state[lost := "transformer.h.0.ln_1.bias"]
+    torch.save(state, tmp_path / "step1.pt")
+    with pytest.raises(ValueError, match=f"; {lost} are in one of them alone"):
+        load_file(tmp_path / "step1.pt", Lenient)
+
+
 def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()

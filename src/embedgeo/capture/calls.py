@@ -20,7 +20,13 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from embedgeo.capture.torch_names import local_part, own_attributes, version
+from embedgeo.capture.torch_names import (
+    changes,
+    is_whole,
+    local_part,
+    named_shards,
+    own_attributes,
+)
 
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
@@ -290,19 +296,19 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     """Puts back on exit the parameters that a forward pass replaces, as that of a model with a
     momentum copy does, and rows of embedding tables with ``max_norm``.
 
-    ValueError where a parameter was changed in place, which cannot be put back. Sharded ones are
-    left to what shards them.
+    ValueError where a parameter, or this rank's part of it, was changed in place, which cannot be
+    put back.
     """
-    modules = [*model.modules()]
-    limited = [m.weight for m in modules if isinstance(m, _TABLES) and m.max_norm is not None]
+    limited = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, _TABLES) and module.max_norm is not None
+    ]
     copies = {id(weight): weight.detach().clone() for weight in limited}
-    is_sharded = any(isinstance(module, FullyShardedDataParallel) for module in modules)
     weights = [
-        (name, weight, weight.data, version(weight))
-        for name, weight in ([] if is_sharded else model.named_parameters())
-        if weight.is_floating_point()
-        and local_part(weight) is weight
-        and not (weight.is_meta or is_lazy(weight) or hasattr(weight, "ds_id"))
+        (name, weight, weight.data, changes(weight))
+        for name, weight in [*model.named_parameters(), *named_shards(model)]
+        if weight.is_floating_point() and not (is_lazy(weight) or hasattr(weight, "ds_id"))
     ]
     try:
         yield
@@ -310,11 +316,11 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             changed = list[str]()
             for name, weight, before, number in weights:
-                if weight.data_ptr() != before.data_ptr():
+                if is_whole(weight) and weight.data_ptr() != before.data_ptr():
                     weight.data = before
                 elif id(weight) in copies:
                     _put_values(weight, copies[id(weight)])
-                elif version(weight) != number:
+                elif changes(weight) != number:
                     changed.append(name)
     if changed:
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils import _python_dispatch as dispatch
 
@@ -60,8 +60,8 @@ def version(tensor: Tensor) -> object:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; another tensor itself."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    """This rank's part of a DTensor, or of a flat parameter of FSDP; another tensor itself."""
+    local: Tensor = getattr(tensor, "_local_tensor", getattr(tensor, "_local_shard", tensor))
     return local
 
 
@@ -74,8 +74,29 @@ def is_flattened(weight: Tensor) -> bool:
 
 def is_whole(weight: Tensor) -> bool:
     """Tell whether this rank has all of a parameter in memory."""
-    is_there = not (weight.is_meta or is_lazy(weight))
+    is_there = not (weight.is_meta or is_lazy(weight) or hasattr(weight, "ds_id"))
     return is_there and local_part(weight) is weight and not is_flattened(weight)
+
+
+def named_shards(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters of which FSDP gives each rank a part, by the names of the modules that it
+    wraps, also while others are in their place; a torch with other names hides them.
+    """
+    shards = list[tuple[str, Tensor]]()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            for group in getattr(state, "_fsdp_param_groups", [state._fsdp_param_group]):
+                shards += [(name, each.sharded_param) for each in group.fsdp_params]
+        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            shards.append((name, module._handle.flat_param))
+    return shards
+
+
+def changes(weight: Tensor) -> list[object]:
+    """What a change in place of a parameter, or of a rank's part of it, changes."""
+    views = getattr(weight, "_params", None) or ()  # that optimizers have of a flat one
+    return [version(each) for each in (weight, *views)]
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:

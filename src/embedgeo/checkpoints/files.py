@@ -291,11 +291,10 @@ def quantized(types: Mapping[str, str], model: Any) -> str:
     type; empty if none is. Its scale may be elsewhere.
     """
     tensors = (*model.named_parameters(), *model.named_buffers())
-    whole = [name for name, tensor in tensors if not tensor.is_floating_point()]
+    # files may have other names for what it is in
+    whole = {name.rpartition(".")[2] for name, t in tensors if not t.is_floating_point()}
     for name, kind in types.items():
-        if not (_FLOATS.search(kind) or UNUSED.search(name)) and not any(
-            name.endswith(own) or own.endswith(name) for own in whole
-        ):
+        if not (_FLOATS.search(kind) or UNUSED.search(name) or name.rpartition(".")[2] in whole):
             return f"{name} of {kind}"
     return ""
 

@@ -449,11 +449,18 @@ def load_file(
         weights = stored["state_dict"]
     if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}, model):
         raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
-    different = sorted(weights.keys() ^ model.state_dict().keys())
+    held = model.state_dict().keys()
+    different = sorted(weights.keys() ^ held)
+    lacking = held - weights.keys()
     try:
         if not is_lightning:
-            model.load_state_dict(weights)
-        elif not model.strict_loading and weights.keys().isdisjoint(model.state_dict()):
+            # of a class's own load_state_dict, which may be lenient
+            lacking = getattr(model.load_state_dict(weights), "missing_keys", lacking)
+        elif not model.strict_loading:
+            lacking = lacking if lacking == held else set()
+        elif type(model).load_state_dict is nn.Module.load_state_dict:
+            lacking = set()  # a hook may have changed the keys
+        if lacking:
             raise RuntimeError
     except RuntimeError as error:
         raise ValueError(

@@ -402,8 +402,14 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     folder = _absolute(model)
     own = "" if is_only else folder.name
     place = folder
-    if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
-        place /= "checkpoints"  # of a Lightning logger's folder of a run
+    inside = folder / "checkpoints"
+    if _like_checkpoints(inside):
+        if beside := _like_checkpoints(folder):
+            raise ValueError(
+                f"checkpoints must be in one folder; {model} has checkpoints, and beside this "
+                f"folder {listed(beside)}. Give {inside}, or move all into one folder."
+            )
+        place = inside  # of a Lightning logger's folder of a run
     is_model = (place / "config.json").is_file() and _has_weights(place)
     # beside a checkpoint's weights, DeepSpeed keeps its optimizer in a folder of the same step
     hidden = (".", "global_step") if is_model else "."
@@ -457,6 +463,16 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
 def _is_state(path: Path) -> bool:
     """Tell a file that may be a state dict of a model from others."""
     return path.suffix in _STATES and path.is_file() and not _NO_WEIGHTS.search(path.name)
+
+
+def _like_checkpoints(place: Path) -> list[str]:
+    """Folders and files that may be meant as checkpoints, in a folder."""
+    is_model = (place / "config.json").is_file()
+    return sorted(
+        p.name
+        for p in (place.iterdir() if place.is_dir() else ())
+        if (p.is_dir() or p.suffix in (".ckpt", *_STATES)) and _is_like_one(p, is_model)
+    )
 
 
 def _is_like_one(path: Path, is_in_model: bool) -> bool:

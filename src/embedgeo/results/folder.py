@@ -40,6 +40,7 @@ from embedgeo.results.samples import LayerSample, sample_file, write_sample
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
 _PARQUET = "[!.]*.parquet"
 _DERIVED = "derived_from"  # in the metadata of what is made of records
+_KINDS = "tables"  # in the metadata of records: other files in the folder are not ours
 _OWN_EVENTS = re.compile(rf"{re.escape(EVENTS)}\d{{12,}}\.(?P<name>.+)")
 
 
@@ -199,14 +200,8 @@ class SweepFolder:
         """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be
         there.
         """
-        there = {path.parent.name for path in self.path.glob("*/*.parquet")}
-        kinds = {*TABLES, *there} - {"checkpoints", "drift"}
-        paths = {kind: self.path / kind / f"{name}.parquet" for kind in sorted(kinds)}
-        return {
-            kind: read_table(path)
-            for kind, path in paths.items()
-            if kind in wanted or path.exists()
-        }
+        kinds = sorted({*wanted, *self._kinds(name)})
+        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in kinds}
 
     def failures(self) -> dict[str, str]:
         """Reasons why checkpoints failed, by name."""
@@ -264,7 +259,7 @@ class SweepFolder:
         own = (
             drift_file(self.path, name),
             sample_file(self.path, name),
-            *(self.path / kind / f"{name}.parquet" for kind in TABLES),
+            *(self.path / kind / f"{name}.parquet" for kind in {*TABLES, *self._kinds(name)}),
         )
         earlier = [path for path in own if path.exists()]
         if sample is not None or tables or earlier:
@@ -277,6 +272,7 @@ class SweepFolder:
         for kind, table in tables.items():
             path = self.path / kind / f"{name}.parquet"
             write_parquet(path, _with_texts(table), TABLES.get(kind))
+        facts = {**facts, _KINDS: "/".join(tables)}
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
 
@@ -325,6 +321,11 @@ class SweepFolder:
                 path.unlink(missing_ok=True)
                 with suppress(OSError):  # it holds more
                     path.parent.rmdir()
+
+    def _kinds(self, name: str) -> list[str]:
+        """Kinds of the tables that were written with the records of a checkpoint, if it is done."""
+        kinds = self.facts(name).get(_KINDS, "") if self._file(name).exists() else ""
+        return [*filter(None, kinds.split("/"))]
 
     def _file(self, name: str) -> Path:
         return self.checkpoints / f"{name}.parquet"

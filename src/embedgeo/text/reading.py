@@ -26,7 +26,9 @@ _MOST_LETTERS = 2**24  # of a document; of those that a digest is of
 # what is cut into sentences at once, in quadratic time
 _PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")
 
-_NO_TEXT = re.compile(r"\.(json|ndjson|csv|tsv|parquet|tar|zip|zst|xz|bz2)(\.gz)?$", re.IGNORECASE)
+_NO_TEXT = re.compile(
+    r"\.(json|ndjson|jsonlines|jl|ipynb|csv|tsv|parquet|tar|zip|zst|xz|bz2)(\.gz)?$", re.IGNORECASE
+)
 
 Unit = Literal["sequence", "line", "sentence", "document"]
 """Input of a model: a sequence cut from all documents in a row, or one text by itself."""
@@ -77,13 +79,13 @@ def _read(path: Path) -> Iterator[str]:
 
 
 def _is_json(document: str) -> bool:
-    """Tell a document that begins with an object of JSON that has a text, or a list of them."""
-    begun = document.lstrip("[ \t\r\n")
+    """Tell a document that begins with an object or a list of JSON, which has another or a text."""
     try:
-        values = json.JSONDecoder().raw_decode(begun)[0].values() if begun[:1] == "{" else ()
-        return any(isinstance(value, str) for value in values)
+        value = json.JSONDecoder().raw_decode(document.lstrip())[0]
     except (ValueError, RecursionError):
         return False
+    values = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and any(isinstance(v, str | dict | list) for v in values)
 
 
 def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:

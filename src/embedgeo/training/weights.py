@@ -4,19 +4,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parameter import is_lazy
 
-from embedgeo.capture.torch_names import local_part, version
+from embedgeo.capture.torch_names import changes, is_whole, local_part, named_shards
 
 
 def some_weights(model: nn.Module) -> Sequence[Tensor]:
-    """Four or a few more of the parameters that are trained, from all of the depth; none of a model
-    that FSDP shards, which has others in their place in a forward pass.
+    """Four or a few more of the parameters that are trained, from all of the depth; where FSDP
+    shards the model, of those of which this rank has a part.
     """
-    if any(isinstance(each, FSDPModule | FullyShardedDataParallel) for each in model.modules()):
-        return []
-    trained = [w for w in model.parameters() if w.requires_grad and not is_lazy(w)]
+    weights = [weight for _, weight in named_shards(model)] or [*model.parameters()]
+    trained = [w for w in weights if w.requires_grad and not is_lazy(w)]
     return trained[len(trained) // 8 :: max(1, len(trained) // 4)]
 
 
@@ -29,4 +27,4 @@ def first_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
 
 def states(weights: Sequence[Tensor]) -> list[object]:
     """What changes with each step of an optimizer, also where no number does."""
-    return [(version(own), own.data_ptr()) for own in map(local_part, weights)]
+    return [(changes(each), is_whole(each) and each.data_ptr()) for each in weights]
