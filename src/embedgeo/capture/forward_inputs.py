@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
@@ -564,6 +565,13 @@ class ForwardInputs:
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
         }
         self.reset()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Tell whether FSDP puts other parameters in place of the model's in a forward pass."""
+        return any(
+            isinstance(each, FSDPModule | FullyShardedDataParallel) for each in self._inner_modules
+        )
 
     def reset(self) -> None:
         """Forget the current forward pass."""

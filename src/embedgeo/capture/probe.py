@@ -35,6 +35,7 @@ from embedgeo.capture.torch_names import (
     has_gradients,
     in_backward,
     is_transformed,
+    is_whole,
     version,
     without_modes,
 )
@@ -300,12 +301,14 @@ class Probe:
     def _weight_versions(self) -> list[object]:
         """What shows a change of the weights; of ``.data`` the norms of the tables do."""
         versions = [version(weight) for weight in self._inputs.weights]
-        if has_other_ranks():  # sharded ones have other values, or none, between passes
-            return versions
         tables = [weight for table in self._inputs.tables for weight in table.parameters()]
+        tables = tables or self._inputs.weights[:1]
+        # sharded ones have other values, or none, between passes
+        if self._inputs.is_sharded or not all(map(is_whole, tables)):
+            return versions
         norms = (
             torch.linalg.vector_norm(weight.detach(), dtype=_at_least_float32(weight))
-            for weight in tables or self._inputs.weights[:1]
+            for weight in tables
             if weight.is_floating_point() and weight.itemsize > 1
         )
         return [*versions, *(each.nan_to_num() for each in norms)]

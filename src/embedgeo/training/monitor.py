@@ -407,8 +407,11 @@ class Monitor(ABC):
             self._window_start = None
             return
         if self._last_step is None:
-            if run.writes_files and step <= run.first_step:
-                self._history_run = uuid4().hex
+            if step <= run.first_step:
+                runs = [uuid4().hex]
+                with self._own_work(), together(self._ranks):  # one id, whose state is loaded
+                    runs = runs if self._ranks is None else all_gather_object(runs[0], self._ranks)
+                self._history_run = runs[0]
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None

@@ -1,0 +1,139 @@
+"""What becomes of weights of which each rank has a part, in forward passes and between them."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from embedgeo import StepMonitor
+from tests.models import NanoGPT, token_batch
+from tests.ranks import on_two_ranks
+from tests.training.runs import all_warnings
+from tests.training.test_apart import sharded_by_wrappers, sharded_in_place
+
+SHARDED = {
+    "FSDP 2": sharded_in_place,
+    "FSDP 1": sharded_by_wrappers,
+    "DDP": DistributedDataParallel,
+}
+
+
+class WithTarget(nn.Module):
+    """A model, and a copy that each forward pass moves towards it, as BYOL's does."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = NanoGPT()
+        self.target = deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, ids):
+        blocks = (each.transformer.h.parameters() for each in (self.target, self.online))
+        with torch.no_grad():
+            for target, weight in zip(*blocks, strict=True):
+                target.mul_(0.9).add_(weight, alpha=0.1)
+        return self.online(ids) - self.target(ids)
+
+
+def with_target(model):
+    """Each block sharded by itself."""
+    for block in (*model.online.transformer.h, *model.target.transformer.h):
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def target_losses(rank, **options):
+    """Losses of a run with a target, and what the monitor says."""
+    torch.manual_seed(0)
+    model = with_target(WithTarget())
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    losses = []
+    with all_warnings() as said:
+        layers = {"layers": lambda model: model.online}
+        monitor = StepMonitor(model, 1, **layers, **options) if options else None
+        ids = token_batch(2, seed=rank)["input_ids"]
+        for step in range(4):
+            with monitor.step(step, ids) if monitor else torch.enable_grad():
+                loss = model(ids).square().mean()
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if monitor:
+            monitor.close()
+    return losses, [str(each.message) for each in said]
+
+
+def left_over(rank, shard):
+    """Steps measured of a loop whose last micro-batch no optimizer step follows."""
+    torch.manual_seed(0)
+    model = SHARDED[shard](NanoGPT())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with StepMonitor(model, 10, extra_steps=(1,)) as monitor:
+        for number in range(5):
+            ids = token_batch(2, seed=rank + 2 * number)["input_ids"]
+            with monitor.step(number // 2, ids):
+                model(ids).square().mean().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return sorted({record["step"] for record in monitor.history})
+
+
+def adversarial(rank):
+    """Rows of each step where tables are moved by ``.data`` for a second pass."""
+    torch.manual_seed(0)
+    inside = NanoGPT()
+    model = DistributedDataParallel(inside)
+    table = inside.transformer.wte.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = StepMonitor(model, 1, measure_last=False)
+    ids = token_batch(2, seed=rank)["input_ids"]
+    for step in range(2):
+        with monitor.step(step, ids):
+            model(ids).square().mean().backward()
+            before = table.data.clone()
+            table.data.add_(table.grad.sign(), alpha=0.1)
+            model(ids).square().mean().backward()
+            table.data = before
+            optimizer.step()
+            optimizer.zero_grad()
+    monitor.close()
+    return {record["value"] / ids.numel() for record in monitor.history if record["metric"] == "n"}
+
+
+def all_of(rank):
+    probe = [token_batch(2, seed=9)["input_ids"]]
+    return {
+        "plain": target_losses(rank),
+        "probe": target_losses(rank, probe=probe),
+        "last": target_losses(rank, measure_last=True),
+        "left over": {shard: left_over(rank, shard) for shard in SHARDED},
+        "adversarial": adversarial(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return on_two_ranks(all_of, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.mark.parametrize("way", ["probe", "last"])
+def test_a_pass_that_moves_sharded_weights_is_refused_and_training_does_not_change(two, way):
+    for rank in two:
+        losses, said = rank[way]
+        assert any("a forward pass must not change parameters in place" in each for each in said)
+        if way == "last":  # which was moved once more, when training had ended
+            assert losses == rank["plain"][0]
+
+
+def test_weights_that_no_optimizer_has_changed_have_the_step_of_before(two):
+    for rank in two:
+        assert {*map(tuple, rank["left over"].values())} == {(0, 1, 2)}
+
+
+def test_a_second_pass_of_tables_moved_by_their_data_does_not_count_under_ddp(two):
+    for rank in two:
+        assert rank["adversarial"] == {2.0}
