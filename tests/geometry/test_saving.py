@@ -53,6 +53,7 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert records["duplicate_of"].isna().all()
     assert folder.facts("lab--tiny--step8") == {
         "model_class": "GPTNeoXForCausalLM",
+        "tables": "spectra/jackknife/tokens",
         "num_parameters": str(sum(weight.numel() for weight in geometry.model.parameters())),
     }
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")

@@ -9,16 +9,15 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import StepMonitor, observe
 from embedgeo.capture.structure import measured_model
-from tests.models import NanoGPT, llama, token_batch
+from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.runs import UserError, all_warnings, of_monitors
+from tests.training.sharding import Headed, sharded_by_wrappers, sharded_in_place
 
 pytestmark = pytest.mark.slow
 
@@ -31,32 +30,8 @@ def fails(model, batch):
         model(batch)
 
 
-class Headed(nn.Module):
-    """A model of Hugging Face inside of another module, which is sharded, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.lm = llama()
-
-    def forward(self, batch):
-        return self.lm(**batch).logits
-
-
 def sharded_twice(model):
     fully_shard(model.lm)
-    return fully_shard(model)
-
-
-def sharded_by_wrappers(model, strategy=ShardingStrategy.FULL_SHARD, group=None):
-    inside = model.lm.model if isinstance(model, Headed) else model.transformer.h[0]
-    policy = ModuleWrapPolicy({type(inside)})
-    on = {"device_id": torch.device("cpu"), "use_orig_params": True}
-    return FullyShardedDataParallel(model, group, strategy, auto_wrap_policy=policy, **on)
-
-
-def sharded_in_place(model):
-    for block in model.transformer.h:
-        fully_shard(block)
     return fully_shard(model)
 
 

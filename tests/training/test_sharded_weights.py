@@ -12,7 +12,7 @@ from embedgeo import StepMonitor
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.runs import all_warnings
-from tests.training.test_apart import sharded_by_wrappers, sharded_in_place
+from tests.training.sharding import sharded_by_wrappers, sharded_in_place
 
 SHARDED = {
     "FSDP 2": sharded_in_place,

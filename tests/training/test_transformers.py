@@ -177,6 +177,52 @@ def test_the_last_weights_are_measured_where_epochs_are_stopped(tmp_path):
     assert steps(monitor) == [0, 2, 3]
 
 
+class StopsOnce(hf.TrainerCallback):
+    """An interrupt between two batches of the first run, and a log with a name of the end's."""
+
+    has_stopped = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer.log({"train_steps_per_second": 1.0})
+        if state.global_step == 3 and not self.has_stopped:
+            self.has_stopped = True
+            raise KeyboardInterrupt
+
+
+def test_several_callbacks_measure_a_second_run_after_an_interrupt_between_batches(tmp_path):
+    stops = StopsOnce()
+    monitors = [
+        GeometryCallback(2, prefix=prefix, metrics=moments, on_error="raise") for prefix in "ab"
+    ]
+    trainer = stops.trainer = hf_trainer(tmp_path, *monitors, stops)
+    training_step = trainer.training_step
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    for monitor in monitors:
+        assert n_at(monitor) == dict.fromkeys((0, 2, 4, 6, 7), BATCH)
+    assert trainer.training_step == training_step
+    assert all("epoch" in log for log in trainer.state.log_history if "loss" in log)
+
+
+class OwnLoop(hf.Trainer):
+    def train(self):
+        self.model.train()
+        events, told = self.callback_handler, (self.args, self.state, self.control)
+        events.on_train_begin(*told)
+        for self.state.global_step in range(1, 4):
+            events.on_step_end(*told)
+        events.on_train_end(*told)
+
+
+def test_a_loop_that_gives_no_batches_is_said(tmp_path):
+    monitor = GeometryCallback(2, metrics=moments)
+    trainer = hf_trainer(tmp_path, monitor, kind=OwnLoop)
+    with pytest.warns(UserWarning, match=r"no batch has come to it, so nothing was measured"):
+        trainer.train()
+    assert not monitor.history
+
+
 def test_a_resumed_run_keeps_the_choice_of_metrics(tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 2}
     hf_trainer(tmp_path, GeometryCallback(2), max_steps=2, **saved).train()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,7 +59,11 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
             f"got one of {mesh.size()}. Give the whole mesh, or process_group=, the ranks that "
             "have different rows."
         )
-    group = group_along(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
+    along = [i for i, name in enumerate(names) if _ROWS.fullmatch(name)]
+    others = [i for i in range(mesh.ndim) if i not in along]
+    num_groups = math.prod(mesh.shape[i] for i in others)
+    ranks = mesh.mesh.permute([*others, *along]).reshape(num_groups, -1)
+    group = own_group(ranks.tolist())
     group.original = group.process_group  # a mesh may have none of these ranks
     return group
 
@@ -109,11 +112,3 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
         if _REPEATED.fullmatch(name) and mesh[name].size() > 1
     ]
     return mesh[names[0]] if len(names) == 1 else None
-
-
-def group_along(mesh: DeviceMesh, dimensions: Sequence[int]) -> OwnGroup:
-    """The ranks that differ from this one along these dimensions alone."""
-    others = [i for i in range(mesh.ndim) if i not in dimensions]
-    num_groups = math.prod(mesh.shape[i] for i in others)
-    ranks = mesh.mesh.permute([*others, *dimensions]).reshape(num_groups, -1)
-    return own_group(ranks.tolist())

@@ -41,14 +41,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def to_state(tensor: Tensor) -> Tensor:
-    """Sums over a batch on the device of the states; those in floating point in float64."""
-    if tensor.dtype == torch.float64:  # as most are, on a device that has it
-        return tensor
-    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
-    return tensor.to(state_device(tensor.device), dtype)
-
-
 @cache
 def search_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype in which rows are multiplied when their neighbours are searched.

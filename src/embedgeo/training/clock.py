@@ -27,7 +27,7 @@ class Clock:
 
     def begin(self, *, is_plain: bool) -> None:
         """A batch begins, which is measured or not."""
-        if not is_plain and self._device.type == "cuda":
+        if not is_plain and self._device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.synchronize(self._device)  # with the plain batches before
         now = perf_counter()
         if self._is_plain and self._began is not None:

@@ -691,6 +691,11 @@ class Monitor(ABC):
             self._leave_out_last(step)
         if self._window_start is not None:
             self._measure(self._window_start)
+        if self._geometry is not None and not self._opened and step > self._first_step:
+            self._warn(
+                "no batch has come to it, so nothing was measured of training: the loop of this "
+                "Trainer may not call training_step. Use StepMonitor in that loop."
+            )
         if self._is_last_due(step):
             self._clock.begin(is_plain=False)
             measure = self._measure_recent if self.probe is None else self._measure_probe

@@ -45,6 +45,7 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     _trainer: Trainer  # while it trains
     _is_over: bool  # as the last log has told
+    _token: object = None  # of the run, which a wrapper of its training step has
     _tag_start = "train/"
 
     @property
@@ -88,7 +89,8 @@ class GeometryCallback(Monitor, TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._run is not None and "train_steps_per_second" in kwargs.get("logs", ()):
+        ends = {"train_steps_per_second", "train_loss"}.issubset(kwargs.get("logs", ()))
+        if self._run is not None and ends:
             # the weights are still the last ones: the best model may be loaded after this
             self._is_over = True
             self._finish(state.global_step)
@@ -115,8 +117,11 @@ class GeometryCallback(Monitor, TrainerCallback):
         exception.
         """
         training_step = trainer.training_step
+        token = self._token = object()
 
         def measured(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            if self._token is not token:  # of an earlier run
+                return training_step(model, inputs, *args, **kwargs)
             self._before_batch(trainer.state.global_step, inputs)
             try:
                 return training_step(model, inputs, *args, **kwargs)
@@ -126,15 +131,19 @@ class GeometryCallback(Monitor, TrainerCallback):
             finally:
                 self._detach()
 
-        measured.inside = training_step  # type: ignore[attr-defined]
+        wrapper: Any = measured
+        wrapper.number = id(measured)  # not of what wraps it
+        wrapper.inside = training_step
+        wrapper.is_over = lambda: self._token is not token
         trainer.training_step = measured  # type: ignore[method-assign]
 
     def _stop(self) -> None:
         super()._stop()
+        self._token = None
         if not hasattr(self, "_trainer"):
             return
         step: Any = self._trainer.training_step
-        while hasattr(step, "inside"):  # those of all callbacks: the others stop now, too
+        while getattr(step, "number", None) == id(step) and step.is_over():
             step = step.inside
         vars(self._trainer).pop("training_step", None)
         if self._trainer.training_step != step:  # an instance's own
@@ -165,8 +174,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         callbacks = handler.callbacks
         scalars = self._scalars(records)
         means = {tag: value for tag, value in scalars.items() if tag.rpartition("/")[2] in MEANS}
-        epoch = {} if state.epoch is None else {"epoch": state.epoch}
-        state.log_history.append({**means, **epoch, "step": step})
+        state.log_history.append({**means, "step": step})
         state.global_step = step  # integrations date values with it
         # loggers, of ``report_to`` or made from one, and not callbacks that act on logs
         handler.callbacks = [
@@ -175,7 +183,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             if any(each.__module__.startswith(_INTEGRATIONS) for each in type(callback).__mro__)
         ]
         try:
-            handler.on_log(self._trainer.args, state, control, {**scalars, **epoch})
+            handler.on_log(self._trainer.args, state, control, {**scalars})
         finally:
             handler.callbacks = callbacks
             state.global_step = now
