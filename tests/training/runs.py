@@ -159,11 +159,6 @@ class OutOfMemory(EmbeddingMoments):
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
 
 
-def out_of_memory_on(rank, place, dim):
-    """Metrics that fail on one of several ranks."""
-    return [OutOfMemory(dim, place, rank)]
-
-
 class Answers(Metric):
     """A user's metric; of rows it raises, or returns, what it is given."""
 

@@ -117,7 +117,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         exception.
         """
         training_step = trainer.training_step
-        token = self._token = object()
+        token = object()
+        self._token = token
 
         def measured(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             if self._token is not token:  # of an earlier run
