@@ -1,6 +1,7 @@
 """Which figures a report has, by the numbers of its runs and metrics."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,17 +17,6 @@ KINDS = ["dynamics", "profile", "heatmap"]
 TOGETHER = ["compared-dynamics", "compared-profiles"]
 
 
-class Names:
-    """Takes figures, and writes none."""
-
-    def __init__(self):
-        self.counts = Counter()
-
-    def add(self, data, label=""):
-        self.counts[data.name] += 1
-        return PageFigure(data.name, "", 1, 1, "", "")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_runs", "of_headlines", "of_others"),
@@ -38,13 +28,18 @@ def test_of_many_metrics_runs_have_few_figures_each(tmp_path, num_runs, of_headl
         make_sweep(tmp_path / f"run{i}", (0, 8), 1, metrics=(*HEADLINES, *others))
         for i in range(num_runs)
     ]
-    names = Names()
+    drawn = Counter()
+
+    def add(data, label=""):
+        drawn[data.name] += 1
+        return PageFigure(data.name, "", 1, 1, "", "")
+
     with style():
-        for _, draw in page_plan(read_runs(folders), names, []):
+        for _, draw in page_plan(read_runs(folders), SimpleNamespace(add=add), []):
             draw()
     together = TOGETHER if num_runs > 1 else []
     for metrics, of_each in ((HEADLINES, of_headlines), (others, of_others)):
         for metric in metrics:
-            found = {kind: names.counts[f"{metric}-{kind}"] for kind in (*KINDS, *TOGETHER)}
+            found = {kind: drawn[f"{metric}-{kind}"] for kind in (*KINDS, *TOGETHER)}
             expected = dict.fromkeys(found, 0) | dict.fromkeys(together, 1)
             assert found == expected | dict.fromkeys(of_each, num_runs), metric

@@ -37,33 +37,17 @@ class WithTarget(nn.Module):
         return self.online(ids) - self.target(ids)
 
 
-def with_target(model):
-    """Each block sharded by itself."""
+def said_of_a_target(rank):
+    """What a monitor with a probe says of a model whose passes move sharded weights."""
+    model = WithTarget()
     for block in (*model.online.transformer.h, *model.target.transformer.h):
         fully_shard(block)
-    return fully_shard(model)
-
-
-def target_losses(rank, **options):
-    """Losses of a run with a target, and what the monitor says."""
-    torch.manual_seed(0)
-    model = with_target(WithTarget())
-    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
-    losses = []
-    with all_warnings() as said:
-        layers = {"layers": lambda model: model.online}
-        monitor = StepMonitor(model, 1, **layers, **options) if options else None
-        ids = token_batch(2, seed=rank)["input_ids"]
-        for step in range(4):
-            with monitor.step(step, ids) if monitor else torch.enable_grad():
-                loss = model(ids).square().mean()
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        if monitor:
-            monitor.close()
-    return losses, [str(each.message) for each in said]
+    fully_shard(model)
+    ids = token_batch(2, seed=9)["input_ids"]
+    monitor = StepMonitor(model, layers=lambda model: model.online, probe=[ids])
+    with all_warnings() as said, monitor, monitor.step(0, ids):
+        model(ids).square().mean().backward()
+    return " ".join(str(each.message) for each in said)
 
 
 def left_over(rank, shard):
@@ -105,11 +89,8 @@ def adversarial(rank):
 
 
 def all_of(rank):
-    probe = [token_batch(2, seed=9)["input_ids"]]
     return {
-        "plain": target_losses(rank),
-        "probe": target_losses(rank, probe=probe),
-        "last": target_losses(rank, measure_last=True),
+        "target": said_of_a_target(rank),
         "left over": {shard: left_over(rank, shard) for shard in SHARDED},
         "adversarial": adversarial(rank),
     }
@@ -120,13 +101,9 @@ def two(tmp_path_factory):
     return on_two_ranks(all_of, tmp_path_factory.mktemp("sharded"))
 
 
-@pytest.mark.parametrize("way", ["probe", "last"])
-def test_a_pass_that_moves_sharded_weights_is_refused_and_training_does_not_change(two, way):
+def test_a_pass_that_moves_sharded_weights_is_refused(two):
     for rank in two:
-        losses, said = rank[way]
-        assert any("a forward pass must not change parameters in place" in each for each in said)
-        if way == "last":  # which was moved once more, when training had ended
-            assert losses == rank["plain"][0]
+        assert "a forward pass must not change parameters in place" in rank["target"]
 
 
 def test_weights_that_no_optimizer_has_changed_have_the_step_of_before(two):
