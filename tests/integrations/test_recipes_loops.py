@@ -146,7 +146,7 @@ def titan_on_rank(rank):
     with monitor.step(0):
         model(token_ids).square().mean().backward()
     monitor.close()
-    return {"mesh": names["names"], "history": monitor.history}
+    return {"mesh": names["names"], "history": [*monitor.history]}
 
 
 def test_torchtitans_own_mesh_and_tensor_parallel_plan(tmp_path):

@@ -126,7 +126,7 @@ def train(rank, injected, **options):
             add(30)
         in_monitor(monitor.close)
         add(40)
-    return {"sums": sums, "history": monitor.history, "warned": of_monitors(caught)}
+    return {"sums": sums, "history": [*monitor.history], "warned": of_monitors(caught)}
 
 
 def chosen(events):

@@ -162,7 +162,7 @@ def fit_on_rank(rank, folder, name):
     train = GeometryMonitor(WINDOW, layers=layers, window=WINDOW)
     held = GeometryMonitor(3, layers=layers, probe=probe_batches(), prefix="held")
     warned = run(rank, folder, module, data, train, held, strategy=strategy)
-    return {"train": train.history, "held": held.history, "warned": warned}
+    return {"train": [*train.history], "held": [*held.history], "warned": warned}
 
 
 def run(rank, folder, module, data, *monitors, **options):
@@ -235,7 +235,7 @@ def hugging_face_on_rank(rank, folder):
     here.train()
     assert here.args.world_size == WORLD_SIZE
     files = sorted(path.name for path in (folder / str(rank)).glob("*.parquet"))
-    return {"train": train.history, "held": held.history, "weights": before, "files": files}
+    return {"train": [*train.history], "held": [*held.history], "weights": before, "files": files}
 
 
 def raise_on_rank_1(rank, folder):

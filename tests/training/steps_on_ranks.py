@@ -147,7 +147,7 @@ def run(form, rank):
             optimizer.zero_grad()
         train.close()
         held.close()
-    histories = {"train": train.history, "held": held.history}
+    histories = {"train": [*train.history], "held": [*held.history]}
     return {**histories, "logged": list(values), "warned": of_monitors(caught)}
 
 
@@ -232,7 +232,7 @@ def own_experts(rank, layers, mesh_names=None):
     except ValueError as error:
         return str(error)
     monitor.close()
-    return monitor.history
+    return [*monitor.history]
 
 
 def by_themselves():
