@@ -211,10 +211,9 @@ def test_what_a_description_says_is_what_a_monitor_does():
     assert "That is more: choose fewer layers=" in found.warnings[-1]
 
 
-@pytest.mark.parametrize("max_bytes", [0, 2.5, "1 GiB"])
-def test_a_budget_that_is_no_number_of_bytes_is_refused(max_bytes):
-    with pytest.raises(ValueError, match=r"max_bytes must be a positive integer; got"):
-        GeometryMonitor(max_bytes=max_bytes)
+def test_a_budget_that_is_no_number_of_bytes_is_refused():
+    with pytest.raises(ValueError, match=r"max_bytes must be a positive integer; got 0\."):
+        GeometryMonitor(max_bytes=0)
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():

@@ -44,16 +44,12 @@ def test_pictures_of_a_long_run_are_of_few_steps_more_of_them_early(monkeypatch)
 
     for kind in ("dynamics", "heatmap", "profile"):
         monkeypatch.setattr(figures, kind, draw)
-    history, few = Records(), Records()
+    history = Records()
     for step in range(3000):
         records = layer_records(step, 10.0 if step == 1 else 1.0, metrics=["M_over_Q"])
         history.extend([*records, {**records[0], "layer": "mean", "layer_index": -1}])
-    few.extend(history[: 3 * 40])
-    for records in (history, few):
-        assert dict(live.draw_pictures(records, "geometry"))
-    assert all(len(steps) <= 128 for steps in drawn)
-    assert all({0, 1, 2, 2999} <= {*steps} for steps in drawn[:3])
-    assert drawn[3:] == [[*range(40)]] * 3
+    assert dict(live.draw_pictures(history, "geometry"))
+    assert all(len(steps) <= 128 and {0, 1, 2, 2999} <= {*steps} for steps in drawn)
     (line,) = live.story_so_far(history)
     assert "highest 10 at step 1, 1 at step 2,999" in line
 

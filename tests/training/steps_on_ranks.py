@@ -166,6 +166,8 @@ def refusals():
     given = {name: (new_model(), mesh) for name, mesh in made.items()}
     given["of parameters"] = sharded(split(new_model(), own["mdl"]), own["dp"]), None
     for name, (model, mesh) in given.items():
+        if name == "pipeline" and dist.get_rank():  # refused before any rank waits
+            continue
         try:
             StepMonitor(model, device_mesh=mesh)
         except ValueError as error:

@@ -134,11 +134,11 @@ def test_ranks_that_train_several_models_are_told_to_train_one(two):
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
+    remedy = "Under context and pipeline parallelism sweep over the checkpoints."
+    assert f"got pp. {remedy}" in two[0]["refused"]["pipeline"]
     for rank in two:
         refused = rank["refused"]
-        remedy = "Under context and pipeline parallelism sweep over the checkpoints."
         assert f"got dp_shard_cp. {remedy}" in refused["context"]
-        assert f"got pp. {remedy}" in refused["pipeline"]
         assert "got an unnamed one. Name them so, or give" in refused["unnamed"]
         assert "rank 1 is not in the one that it has" in refused["another's"]
         assert "got mdl. Name them so, or give" in refused["of parameters"]

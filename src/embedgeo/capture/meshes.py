@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.structure import context_dimensions
+from embedgeo.capture.structure import unmeasured_dimensions
 from embedgeo.capture.torch_names import fsdp1_sizes
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import OwnGroup, num_ranks, own_group
@@ -20,7 +20,6 @@ _ROWS = re.compile(
     r"dp.*|ddp.*|e?fsdp.*|hsdp.*|data.*|.*replicate|(?!tensor|seq|model).*shard|ep|expert.*", re.I
 )
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
-_STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 
 _shared = WeakKeyDictionary[Any, dict[str, OwnGroup]]()  # by default group and mesh
 
@@ -33,19 +32,37 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     of tensor and sequence parallelism (``tp``, ``tensor_parallel``, ``sp``, ``model`` …).
     Dimensions of size 1 may have any name.
     """
+    require_known_dimensions(mesh)
+    if mesh.size() != dist.get_world_size():
+        raise ValueError(
+            f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; "
+            f"got one of {mesh.size()}. Give the whole mesh, or process_group=, the ranks that "
+            "have different rows."
+        )
+    along = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if _ROWS.fullmatch(name)]
+    others = [i for i in range(mesh.ndim) if i not in along]
+    num_groups = math.prod(mesh.shape[i] for i in others)
+    ranks = mesh.mesh.permute([*others, *along]).reshape(num_groups, -1)
+    group = own_group(ranks.tolist())
+    group.original = group.process_group  # a mesh may have none of these ranks
+    return group
+
+
+def require_known_dimensions(mesh: DeviceMesh) -> None:
+    """Raise ValueError if a name does not tell whether ranks have different rows along it, or tells
+    of context or pipeline parallelism.
+    """
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
-    sizes = [*zip(names, mesh.shape, strict=True)]
-    stages = [name for name, size in sizes if size > 1 and _STAGES.fullmatch(name)]
-    unknown = context_dimensions(mesh) or stages
-    other = unknown or [
+    unmeasured = unmeasured_dimensions(mesh)
+    other = unmeasured or [
         name or "an unnamed one"
-        for name, size in sizes
+        for name, size in zip(names, mesh.shape, strict=True)
         if size > 1 and not (_ROWS.fullmatch(name) or _REPEATED.fullmatch(name))
     ]
     if other:
         remedy = (
             "Under context and pipeline parallelism sweep over the checkpoints."
-            if unknown
+            if unmeasured
             else "Name them so, or give process_group=, the ranks that have different rows."
         )
         raise ValueError(
@@ -53,19 +70,6 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
             "data_parallel, fsdp, ep …) and of tensor or sequence parallelism (tp, "
             f"tensor_parallel, sp, model …); got {listed(other)}. {remedy}"
         )
-    if mesh.size() != dist.get_world_size():
-        raise ValueError(
-            f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; "
-            f"got one of {mesh.size()}. Give the whole mesh, or process_group=, the ranks that "
-            "have different rows."
-        )
-    along = [i for i, name in enumerate(names) if _ROWS.fullmatch(name)]
-    others = [i for i in range(mesh.ndim) if i not in along]
-    num_groups = math.prod(mesh.shape[i] for i in others)
-    ranks = mesh.mesh.permute([*others, *along]).reshape(num_groups, -1)
-    group = own_group(ranks.tolist())
-    group.original = group.process_group  # a mesh may have none of these ranks
-    return group
 
 
 def shared_group(mesh: DeviceMesh) -> OwnGroup:

@@ -128,8 +128,8 @@ class Probe:
     while attached.
 
     Copies of the model are not read, nor is a forward pass that activation checkpointing repeats
-    during the backward pass, nor one in which a pipeline stage learns its shapes. Compiled models
-    and torch's own transformer layers run eagerly meanwhile.
+    during the backward pass. Compiled models and torch's own transformer layers run eagerly
+    meanwhile.
 
     ``on_hidden`` is called with a layer, its hidden state, shape (..., d), batch first, detached,
     which the model may overwrite later, and the tokens of its rows; without gradients and autocast.
@@ -233,9 +233,7 @@ class Probe:
             Probe._exclusive = previous
 
     def should_skip(self) -> bool:
-        """True if a call must not be read: only another probe may, it is a repetition, or it is on
-        no real values.
-        """
+        """True if a call must not be read: only another probe may, or it is a repetition."""
         is_other = self._attached is None or Probe._exclusive not in (None, self)
         if self._is_beside_a_pass() and not (self._no_grad_passes or has_gradients()):
             return True

@@ -19,7 +19,7 @@ from embedgeo.formatting import listed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CONTEXT = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?", re.I)
+_UNMEASURED = re.compile(r"(.*[^a-z])?(cp|context.*)([^a-z].*)?|pp|pipe.*|stages?", re.I)
 """Names of dimensions of a mesh along which ranks have parts of a sequence."""
 
 _TORCH_ATTENTION = (
@@ -97,24 +97,24 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
 
 
 def require_whole_sequences(model: nn.Module) -> None:
-    """Raise ValueError if the mesh of the parameters has a dimension of context parallelism."""
+    """Raise ValueError if the mesh of the parameters has one of the `unmeasured_dimensions`."""
     weights = [each for each in model.parameters() if isinstance(each, DTensor)]
     for mesh in {each.device_mesh for each in weights}:
-        for name in context_dimensions(mesh):
+        for name in unmeasured_dimensions(mesh):
             raise ValueError(
-                f"each rank must have whole sequences; got parameters on a mesh with {name}, as "
-                "under context parallelism. Sweep over the checkpoints."
+                f"each rank must have whole sequences and all blocks; weights are on a mesh with "
+                f"{name}. Under context and pipeline parallelism sweep over the checkpoints."
             )
 
 
-def context_dimensions(mesh: DeviceMesh) -> list[str]:
-    """Dimensions of context parallelism, of more than one rank, of the whole mesh.
+def unmeasured_dimensions(mesh: DeviceMesh) -> list[str]:
+    """Dimensions of context and pipeline parallelism, of more than one rank, of the whole mesh.
 
     accelerate joins dimensions to one named dp_shard_cp, also where cp is 1.
     """
     whole = whole_mesh(mesh)
     sizes = zip(whole.mesh_dim_names or (), whole.shape, strict=False)
-    return [name for name, size in sizes if size > 1 and _CONTEXT.fullmatch(name)]
+    return [name for name, size in sizes if size > 1 and _UNMEASURED.fullmatch(name)]
 
 
 def _several(model: nn.Module, names: Sequence[str]) -> ValueError:

@@ -252,7 +252,7 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
 
 
 def table_working_bytes(dim: int, num_types: int, device: torch.device) -> int:
-    """Bytes that moments and the table of a batch take at most, beside its rows."""
+    """Bytes that moments and a table of so many token types take at most, beside the rows."""
     return 8 * dim * (num_types + 4 * chunk_length(dim, device))
 
 

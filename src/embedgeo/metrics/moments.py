@@ -202,6 +202,7 @@ class EmbeddingMoments(GeometryMetric):
         super().__init__(dim, sample_size, seed, **kwargs)
         if sample_size < 2:
             raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
+        self.sample_size = sample_size
         self.declare(Moments.empty(dim))
         self.declare(RowGroup.empty(dim), "first_")
         self.declare(Count.empty(), "typed_")
@@ -218,7 +219,7 @@ class EmbeddingMoments(GeometryMetric):
             self.store(self.load(Sample).extend(rows, labels, ranks))
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
-        return table_working_bytes(self.dim, num_types, device)
+        return table_working_bytes(self.dim, self.sample_size, device)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

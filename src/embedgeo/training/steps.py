@@ -17,7 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import mode_restorer
-from embedgeo.capture.meshes import data_parallel_group, mesh_of, sequence_mesh
+from embedgeo.capture.meshes import (
+    data_parallel_group,
+    mesh_of,
+    require_known_dimensions,
+    sequence_mesh,
+)
 from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
@@ -125,6 +130,7 @@ class StepMonitor(Monitor):
         if mesh is None and self._process_group is None and has_other_ranks():
             mesh = mesh_of(self._model)
         if mesh is not None:
+            require_known_dimensions(mesh)  # before anything waits
             with self._own_work():
                 self._have_begun()
             if not self._failed:
