@@ -324,7 +324,7 @@ def test_lines_at_the_start_and_at_the_end_with_a_command_to_paste(tmp_path, cap
         f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}.\n"
         "GeometryMonitor: up to 96 rows a measurement (batches like the first, each run once: 2), "
         "token ids of gpt_neox.embed_in, the model's mask where it is given one.\n"
-        "GeometryMonitor: It takes at most 8.42 MB of the device beside the model, and 200 kB of "
+        "GeometryMonitor: It takes at most 8.67 MB of the device beside the model, and 200 kB of "
         "the host for sampled rows; max_bytes= is 1.07 GB."
     )
     assert n_at(monitor)[0] == 96
