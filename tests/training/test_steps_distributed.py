@@ -154,7 +154,7 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
 def test_context_parallelism_is_refused_where_the_whole_mesh_tells_it(two, measure):
     for rank in two:
         said = rank["context"]
-        got = "got" if measure == "given" else "got parameters on a mesh with"
+        got = "got" if measure == "given" else "got weights on a mesh with"
         assert f"{got} context" in said["one", measure]
         assert f"{got} cp" in said["joined", measure]
         assert said["of data", measure] == ""

@@ -102,7 +102,7 @@ def require_whole_sequences(model: nn.Module) -> None:
     for mesh in {each.device_mesh for each in weights}:
         for name in unmeasured_dimensions(mesh):
             raise ValueError(
-                f"each rank must have whole sequences and all blocks; weights are on a mesh with "
+                f"each rank must have whole sequences and all blocks; got weights on a mesh with "
                 f"{name}. Under context and pipeline parallelism sweep over the checkpoints."
             )
 
