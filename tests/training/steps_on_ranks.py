@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import Drift, Geometry, IntrinsicDimension, StepMonitor, observe
+from embedgeo.functional.distributed import own_group
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches, split
@@ -264,6 +265,13 @@ def by_themselves():
         return tables, str(error), opened
 
 
+def closed_at_once():
+    """Groups of ranks that end as soon as one rank has made them."""
+    for _ in range(200):
+        own_group().end()
+    return "closed"
+
+
 def said(rank):
     """What a monitor prints on this rank; the other one alone has few rows."""
     lines = []
@@ -299,6 +307,7 @@ def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["refused"] = refusals()
     results["context"] = of_context_parallelism()
+    results["closed"] = closed_at_once()
     results["said"] = said(rank)
     results["apart"] = apart(rank)
     results["by themselves"] = [by_themselves()]

@@ -133,6 +133,10 @@ def test_ranks_that_train_several_models_are_told_to_train_one(two):
                 assert ("other weights" in each) == (name == "weights")
 
 
+def test_a_group_ends_only_after_all_ranks_have_made_it(two):
+    assert [rank["closed"] for rank in two] == ["closed"] * 2
+
+
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
     remedy = "Under context and pipeline parallelism sweep over the checkpoints."
     assert f"got pp. {remedy}" in two[0]["refused"]["pipeline"]

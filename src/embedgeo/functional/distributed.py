@@ -317,7 +317,9 @@ def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
     members = [list(each) for each in groups]
     timeout = _store().timeout  # that of the default group
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend=backend)
-    return OwnGroup(group)
+    made = OwnGroup(group)
+    made.agree()  # nobody ends it while another rank still connects
+    return made
 
 
 def own_copy(process_group: dist.ProcessGroup, ranks: OwnGroup) -> OwnGroup:
