@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 from contextlib import nullcontext
+from functools import partial
 from inspect import getfullargspec, signature
 
 import pytest
@@ -69,6 +70,32 @@ def test_what_a_pass_through_a_wrapper_around_the_model_changes_of_it_is_put_bac
         assert wrapper.require_forward_param_sync  # of buffers, too
     finally:
         dist.destroy_process_group()
+
+
+SEEN_BY_HOOKS = []
+
+
+class Listener:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, *call):
+        self.seen.append(call)
+
+    hear = __call__
+
+
+def test_what_hooks_have_noted_of_a_pass_is_taken_from_their_notes():
+    model, noted, called, bound = nn.Linear(2, 2), [0], Listener(), Listener()
+    model.register_forward_hook(lambda *call: noted.append(call))
+    model.register_forward_pre_hook(lambda *call: SEEN_BY_HOOKS.append(call))
+    model.register_forward_hook(called)
+    model.register_forward_hook(bound.hear)
+    model.register_forward_hook(partial(lambda notes, *call: notes.append(call), noted))
+    with kept_state(model):
+        model(torch.ones(2))
+    assert noted == [0]
+    assert SEEN_BY_HOOKS == called.seen == bound.seen == []
 
 
 def test_a_tensor_as_large_as_a_data_set_is_not_copied():

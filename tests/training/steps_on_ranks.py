@@ -272,6 +272,27 @@ def closed_at_once():
     return "closed"
 
 
+def left_out():
+    """Rows of a measurement, of models as they are and sharded, of a step that goes on with other
+    weights, by hand and by an optimizer.
+    """
+    counts = []
+    for shard in (lambda model: model, fully_shard):
+        model = shard(new_model())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with StepMonitor(model, 1, metrics=token_moments, measure_last=False) as monitor:
+            for step in (0, 0, 0, 1, 1):
+                with monitor.step(step):
+                    model(**batch_of(dist.get_rank(), step)).logits.sum().backward()
+                if step:
+                    with torch.no_grad():
+                        next(model.parameters()).add_(0.1)
+                else:
+                    optimizer.step()
+        counts.append([each["value"] for each in monitor.history if each["metric"] == "n"])
+    return counts
+
+
 def said(rank):
     """What a monitor prints on this rank; the other one alone has few rows."""
     lines = []
@@ -308,6 +329,7 @@ def everything(rank, folder):
     results["refused"] = refusals()
     results["context"] = of_context_parallelism()
     results["closed"] = closed_at_once()
+    results["left out"] = left_out()
     results["said"] = said(rank)
     results["apart"] = apart(rank)
     results["by themselves"] = [by_themselves()]

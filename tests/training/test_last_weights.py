@@ -86,6 +86,7 @@ def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
 
 
 modes_of_passes = []
+note_mode = modes_of_passes.append  # a list that a hook names is put back after a pass
 
 
 class WithStatistics(TinyLM):
@@ -102,7 +103,7 @@ class WithStatistics(TinyLM):
     def on_train_start(self):
         self.model.gpt_neox.layers[0].eval()
         self.model.gpt_neox.layers[1].register_forward_pre_hook(
-            lambda m, args: modes_of_passes.append(m.training)
+            lambda m, args: note_mode(m.training)
         )
 
 

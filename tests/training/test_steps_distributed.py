@@ -133,6 +133,13 @@ def test_ranks_that_train_several_models_are_told_to_train_one(two):
                 assert ("other weights" in each) == (name == "weights")
 
 
+def test_rows_of_other_weights_within_a_step_are_left_out(two):
+    for rank in two:
+        assert [{*counts} for counts in rank["left out"]] == [
+            {66.0, 84.0}
+        ] * 2  # of one batch a rank
+
+
 def test_a_group_ends_only_after_all_ranks_have_made_it(two):
     assert [rank["closed"] for rank in two] == ["closed"] * 2
 

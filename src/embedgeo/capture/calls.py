@@ -6,7 +6,7 @@ import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
 from types import MethodType
@@ -257,8 +257,8 @@ def mode_restorer(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def kept_state(model: nn.Module) -> Iterator[None]:
-    """Puts back on exit what modules hold besides parameters and hooks: buffers, plain attributes,
-    and the tensors, containers, generators and other modules in them.
+    """Puts back on exit what modules hold besides parameters, and what their hooks refer to: the
+    tensors, containers, generators and other modules in buffers, attributes and variables.
 
     Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
     that are not made ready yet. Of DDP's the one attribute is put back that a pass changes, also of
@@ -344,6 +344,8 @@ def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:
             or (isinstance(value, LazyModuleMixin) and value.has_uninitialized_params())
         ):
             pending += value.buffers(recurse=False)  # of a scripted one, too
+            for hook in [*value._forward_pre_hooks.values(), *value._forward_hooks.values()]:
+                pending += _used_by(hook)
             pending += (attributes := own_attributes(value)).values()
             put_back = partial(_put_attributes, value, attributes)
     elif isinstance(value, tuple):
@@ -363,6 +365,18 @@ def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:
     elif type(value) is random.Random:
         put_back = partial(value.setstate, value.getstate())
     return put_back
+
+
+def _used_by(hook: Any) -> Iterator[Any]:
+    """What a hook refers to: its object, arguments that are bound to it, variables around it."""
+    yield from getattr(hook, "args", ())
+    function = getattr(hook, "func", hook)
+    owner = getattr(function, "__self__", function)
+    yield owner
+    yield from () if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}).values()
+    with suppress(TypeError):  # it is no function
+        names = inspect.getclosurevars(function)
+        yield from (*names.nonlocals.values(), *names.globals.values())
 
 
 def _put_attributes(module: nn.Module, before: dict[str, Any]) -> None:

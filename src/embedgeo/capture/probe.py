@@ -39,7 +39,6 @@ from embedgeo.capture.torch_names import (
     version,
     without_modes,
 )
-from embedgeo.functional.distributed import has_other_ranks
 from embedgeo.layer_names import side
 
 _Event = Literal["call", "lookup", "input", "output"]  # lookup: of an embedding table
@@ -202,8 +201,6 @@ class Probe:
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
-        if has_other_ranks():
-            self.forget_weights()
         self._inputs.reset()
         self._read_inside.clear()
         if stack is not None:
