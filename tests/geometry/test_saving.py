@@ -79,6 +79,25 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert {key: str(asked[key]) for key in origin if key in asked}.items() <= origin.items()
 
 
+def test_the_error_of_a_mean_over_blocks_is_of_the_same_rows_everywhere(tmp_path):
+    geometry = measured(jackknife=4, skip_massive=True)
+    geometry.save(tmp_path, model="a", step=0)
+    table = geometry.layer_tables()["jackknife"]
+    of_blocks = table[table["layer"].str.startswith("block")].groupby(["metric", "group"])
+    of_means = of_blocks["deviation"].mean().unstack("group")
+    expected = np.sqrt(of_means.pow(2).sum(axis=1, skipna=False)).dropna()
+    assert {"Q", "anisotropy", "intrinsic_dimension"} <= {*expected.index}
+    probe = [token_batch(seed=batch, padding="right") for batch in (0, 1, 2)]
+    options = {"metrics": metrics, "jackknife": 4, "skip_massive": True, "probe": probe}
+    with embedgeo.StepMonitor(geometry.model, **options) as monitor, monitor.step(0):
+        pass
+    for records in (embedgeo.load_results(tmp_path), pd.DataFrame([*monitor.history])):
+        found = records[records["layer"] == "mean"].set_index("metric")["stderr"]
+        assert found[expected.index].to_dict() == pytest.approx(expected.to_dict(), rel=1e-12)
+    (run,) = read_runs([tmp_path])
+    assert run.mean_errors("Q").loc[0].tolist() == pytest.approx([expected["Q"]], rel=1e-12)
+
+
 @pytest.mark.slow
 def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_path):
     measured().save(tmp_path, model="a", step=0, save_samples=True)

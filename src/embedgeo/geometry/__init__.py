@@ -59,7 +59,7 @@ from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.metrics.memory import Memory, SeenRows, planned_memory
 from embedgeo.results import saving
-from embedgeo.results.records import Record
+from embedgeo.results.records import Deviations, Record
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -250,6 +250,14 @@ class Geometry:
         """
         self._meet()
         return export.layer_tables(self.measured_layers())
+
+    def deviations(self) -> Deviations:
+        """The deviations of `layer_tables` that `records` has made, by layer and metric."""
+        return {
+            (layer.name, key): of_groups.tolist()
+            for layer in self.measured_layers()
+            for key, of_groups in export.deviations(layer).items()
+        }
 
     def samples(self) -> dict[str, LayerSample]:
         """Copies, on the host, of the sampled rows, the mean and the eigenvalues at every layer.

@@ -3,7 +3,6 @@ samples.
 """
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from embedgeo.extras import require_extra
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.metrics.massive import without_massive
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -41,13 +41,23 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
         for metric in layer.metrics.synced(lambda metric: metric.layer_tables()):
             for kind, table in metric.layer_tables().items():
                 parts.setdefault(kind, []).append(_layer_table(layer, table()))
-        for metric in layer.metrics.wanted(attrgetter("deviations")):
-            for key, of_groups in metric.deviations.items():
-                table = {"group": torch.arange(len(of_groups)), "deviation": of_groups.double()}
-                parts.setdefault("jackknife", []).append(
-                    _layer_table(layer, table).assign(metric=key)
-                )
+        for key, of_groups in deviations(layer).items():
+            table = {"group": torch.arange(len(of_groups)), "deviation": of_groups.double()}
+            parts.setdefault("jackknife", []).append(_layer_table(layer, table).assign(metric=key))
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in parts.items()}
+
+
+def deviations(layer: MeasuredLayer) -> dict[str, Tensor]:
+    """Deviations of the groups of the jackknife, by key, if there are any."""
+    metrics = layer.metrics
+    of_all = [each for each in metrics.whole.metrics if isinstance(each, GeometryMetric)]
+    of_ordinary = [each for each in metrics.ordinary.metrics if isinstance(each, GeometryMetric)]
+    return {key: each for metric in of_all for key, each in metric.deviations.items()} | {
+        without_massive(key): metric.deviations[key]
+        for metric in of_ordinary
+        for key in metric.keys_without_massive
+        if key in metric.deviations
+    }
 
 
 def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":

@@ -105,7 +105,7 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         model = run.model.assign(layer=MODEL).set_index("layer", append=True)
         known = {
             "value": pd.concat([model, run.values, run.means_recorded]),
-            "stderr": run.errors,
+            "stderr": pd.concat([run.errors, run.mean_errors_recorded]),
             "gaussian": run.baseline,
         }
         stacked = {

@@ -89,7 +89,9 @@ class Run:
     values: pd.DataFrame  # a column per metric; the index is each (step, layer), ascending
     errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
     widths: pd.Series  # d at each row of values; NaN where unknown
-    means_recorded: pd.DataFrame  # over blocks; shaped as values, with layers of `MEANS`
+    # over blocks; shaped as values, with layers of `MEANS`
+    means_recorded: pd.DataFrame
+    mean_errors_recorded: pd.DataFrame
     baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
     # a column per metric of the whole model, such as the loss; the index is the step
     model: pd.DataFrame
@@ -207,17 +209,22 @@ class Run:
         """Means over blocks of a metric as they are recorded, of encoder and decoder apart, by
         step; without a column where there is none.
         """
-        recorded = self.means_recorded.get(metric, pd.Series(index=self.means_recorded.index[:0]))
-        means = recorded.unstack("layer").reindex(self.steps)
-        means = means.rename(columns=lambda layer: _name_of_mean(layer.removesuffix("mean")))
+        means = self._recorded(self.means_recorded, metric)
         in_order = sorted(means, key=[*self.blocks, *means].index)
         return means[in_order].dropna(axis=1, how="all")
 
+    def _recorded(self, table: pd.DataFrame, metric: str) -> pd.DataFrame:
+        recorded = table.get(metric, pd.Series(index=table.index[:0]))
+        of_means = recorded.unstack("layer").reindex(self.steps)
+        return of_means.rename(columns=lambda layer: _name_of_mean(layer.removesuffix("mean")))
+
     def mean_errors(self, metric: str) -> pd.DataFrame:
-        """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks
-        may err together.
+        """The standard errors of `means`, where they are recorded; else upper bounds: the means of
+        the blocks' own, for blocks may err together.
         """
-        return self._over_blocks(self.table(metric, self.errors), metric, self.means(metric))
+        bounds = self._over_blocks(self.table(metric, self.errors), metric, self.means(metric))
+        recorded = self._recorded(self.mean_errors_recorded, metric)
+        return recorded.reindex_like(bounds).fillna(bounds)
 
     def gaussian_means(self, metric: str) -> pd.DataFrame:
         """Means of the baseline over the blocks that a metric is recorded of."""
@@ -290,7 +297,10 @@ def _name_of_mean(part: str) -> str:
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
     are_means = records["layer"].isin(MEANS) & (records["layer_index"] < 0)
-    means = drawable(_wide(records[are_means], ["step", "layer"]))
+    means, of_means = (
+        drawable(_wide(records[are_means], ["step", "layer"], column))
+        for column in ("value", "stderr")
+    )
     records = records[~are_means]
     of_model = is_of_model(records)
     at_layers = records[~of_model]
@@ -314,6 +324,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         errors=errors.where((errors >= 0) & values.notna()),
         widths=widths.where(widths > 0),
         means_recorded=means,
+        mean_errors_recorded=of_means,
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
         checkpoints=checkpoints,
@@ -496,7 +507,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _with_finals_alone(by_series, finals):
-        records = with_means(checkpoints.values())
+        records = sweep.with_means(checkpoints)
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
         tables: dict[str, dict[int, Path | pd.DataFrame]] = {
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}

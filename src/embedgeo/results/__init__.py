@@ -43,7 +43,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     require_extra("report", "load_results", "pandas", "pyarrow")
     import pandas as pd
 
-    from embedgeo.results.folder import SweepFolder, with_means
+    from embedgeo.results.folder import SweepFolder
     from embedgeo.results.parquet import SCHEMA, is_history, monitored_runs
 
     path = Path(folder).expanduser()
@@ -51,7 +51,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
     if sweep.is_swept():
-        runs = [(run, with_means(frames.values())) for run, frames in sweep.runs().items()]
+        runs = [(run, sweep.with_means(frames)) for run, frames in sweep.runs().items()]
     else:
         runs = [(run.name, run.records) for run in monitored_runs(path)]
     tables = [records.assign(run=run) for run, records in runs]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import block_means, is_of_model, shared_files
+from embedgeo.results.records import Deviations, block_means, is_of_model, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
@@ -203,6 +203,11 @@ class SweepFolder:
         kinds = sorted({*wanted, *self._kinds(name)})
         return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in kinds}
 
+    def with_means(self, checkpoints: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+        """Records of checkpoints, by name, and their means over blocks: see `with_means`."""
+        files = self.tables("jackknife")
+        return with_means(checkpoints.values(), [files.get(name) for name in checkpoints])
+
     def failures(self) -> dict[str, str]:
         """Reasons why checkpoints failed, by name."""
         return {
@@ -352,12 +357,25 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in _PACKAGES if find_spec(name)}
 
 
-def with_means(checkpoints: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Records of several measurements without means over blocks, and these."""
+def with_means(
+    checkpoints: Iterable[pd.DataFrame], jackknife: Iterable[Path | None] = ()
+) -> pd.DataFrame:
+    """Records of several measurements without means over blocks, and these, with their standard
+    errors where there is a file of deviations.
+    """
     frames = [*checkpoints]
-    records: list[Any] = [frame.to_dict("records") for frame in frames]
-    means = [pd.DataFrame(block_means(of_checkpoint)) for of_checkpoint in records]
+    means = list[pd.DataFrame]()
+    for frame, path in zip_longest(frames, jackknife):
+        records: list[Any] = frame.to_dict("records")
+        means.append(pd.DataFrame(block_means(records, deviations=_deviations(path))))
     return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)
+
+
+def _deviations(path: Path | None) -> Deviations:
+    """Those in a table of kind ``jackknife``."""
+    table = pd.DataFrame() if path is None else read_table(path)
+    groups: Any = table.groupby(["layer", "metric"])["deviation"] if len(table) else ()
+    return {key: deviations.tolist() for key, deviations in groups}
 
 
 def _with_texts(table: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
 
 from embedgeo.glossary import is_without
@@ -24,6 +25,10 @@ Their layer index is -1.
 
 # nats by which a loss has to lie outside the range of its neighbours to be an outlier
 _LEAST_JUMP = 0.5
+
+
+Deviations = Mapping[tuple[str, str], Sequence[float]]
+"""Of the groups of the jackknife, by layer and metric: see `embedgeo.functional.jackknife`."""
 
 
 class Record(TypedDict):
@@ -121,13 +126,17 @@ def is_of_model(records: Any) -> Any:
     return (records["layer"] == MODEL) & (records["layer_index"] < 0)
 
 
-def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[Record]:
-    """Records of the means over blocks of one measurement, with the standard errors unknown: see
-    `MEANS`.
+def block_means(
+    records: Iterable[Record],
+    blocks: Iterable[str] = (),
+    deviations: Deviations = MappingProxyType({}),
+) -> list[Record]:
+    """Records of the means over blocks of one measurement: see `MEANS`.
 
     Each is over the blocks with a record of the metric, and NaN where one of these is. There is no
     mean of blocks beside a layer with its name, nor of a side of which one of the ``blocks`` has no
-    record.
+    record. Standard errors are those of the blocks' mean ``deviations``, for blocks see the same
+    rows; NaN without them.
 
     >>> blocks = [
     ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
@@ -155,9 +164,12 @@ def block_means(records: Iterable[Record], blocks: Iterable[str] = ()) -> list[R
         if is_without(metric) and len(of_blocks) < num_blocks[side]:
             continue  # some have no massive rows, and so no such record
         value = sum(record["value"] for record in of_blocks) / len(of_blocks)
+        known = [deviations.get((record["layer"], metric), ()) for record in of_blocks]
+        of_groups = [sum(each) / len(each) for each in zip(*known, strict=False)]
+        stderr = math.hypot(*of_groups) if of_groups else math.nan
         means.append(
             of_blocks[-1]
-            | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": math.nan}
+            | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": stderr}
         )
     return means
 

@@ -930,7 +930,7 @@ class Monitor(ABC):
     def _record(
         self, step: int, records: list[Record], silent: list[str], geometry: Geometry
     ) -> None:
-        means = block_means(records, silent)
+        means = block_means(records, silent, geometry.deviations())
         logged = [Record(step=step, **each) for each in [*records, *means]]
         measured = [*logged]
         measured += self._hear(step, measured, geometry)
