@@ -35,6 +35,8 @@ from embedgeo.checkpoints.loading import described_model, import_named, requirin
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
+from embedgeo.glossary import headlines
+from embedgeo.results.findings import MORE_ROWS, few_rows
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -141,6 +143,11 @@ def describe(
         seen = seen._replace(num_types=0)
     bounds, memory = monitor.choose_metrics(geometry, seen, ranks, [each.width for each in layers])
     notes = memory_sentences(memory, monitor.max_bytes, bounds)[1:]
+    width = max(forward.widths.values(), default=1)
+    own = [*map(type, geometry.make_metrics(width))]
+    keys = [key for key in headlines() if any(key in getattr(each, "terms", ()) for each in own)]
+    lacking = few_rows(ranks * rows.on_rank, width, keys)
+    few = [f"A measurement has too few rows for {lacking}. {MORE_ROWS}"] if lacking else []
     return Description(
         type(inner).__name__,
         sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight)),
@@ -154,7 +161,7 @@ def describe(
         num_ranks=ranks,
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
         exchange_bytes=2 * memory.exchanged * (ranks - 1) // ranks,
-        warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes),
+        warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes, *few),
     )
 
 

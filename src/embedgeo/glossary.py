@@ -26,11 +26,6 @@ GROUPS = (
 headlines.
 """
 
-FEW_POINTS = 1000
-"""Distinct rows below which an intrinsic dimension shows only trends."""
-ROWS_PER_DIMENSION = 10
-"""Rows per dimension below which a covariance spectrum is mostly noise."""
-
 GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 
 
@@ -51,6 +46,8 @@ class Term(NamedTuple):
         is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
             ``scalars`` of `embedgeo.GeometryMonitor`.
         follows: the key whose figures its own come after in the report, whatever its order.
+        rows: how many random rows it needs for an error under 5 % ("How much to measure"), or 0.
+        rows_per_dimension: how many for each dimension.
     """
 
     name: str
@@ -63,6 +60,8 @@ class Term(NamedTuple):
     gaussian: float | None = None
     is_scalar: bool = False
     follows: str = ""
+    rows: int = 0
+    rows_per_dimension: int = 0
 
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
         """Tell whether values go on a logarithmic scale: all of them positive, over more than a

@@ -208,6 +208,30 @@ def test_numbers_that_break_off_are_a_flag_and_those_that_were_never_there_are_n
     assert raised(tmp_path)["Missing numbers"] == missing
 
 
+def test_flags_are_in_order_of_what_they_mean_and_name_what_lacks_rows(tmp_path):
+    changes = {(0, layer, "n"): 3000 for layer in layer_names(2)}
+    changes |= {(8, layer, "n"): 9000 for layer in layer_names(2)}
+    changes |= {(0, "block.01", "n"): 1500, (8, "embed", "n_nonfinite"): 1.0}
+    metrics = ("n", "n_nonfinite", "V_W_over_V_unbiased", "mean_cosine", "anisotropy")
+    make_sweep(tmp_path, (0, 8), 2, metrics=metrics, changes=changes)
+    (run,) = read_runs([tmp_path])
+    levels = [flag.level for flag in flags(run)]
+    assert levels == sorted(levels, key=["broken", "care", "note"].index)
+    assert {"broken", "care"} <= {*levels}
+    assert raised(tmp_path)["Few rows"] == [
+        "embed, block.00, final_norm: 3,000 rows, too few for V_W / V (4,096)",
+        "block.01: 1,500 rows, too few for V_W / V (4,096), mean cosine (2,048)",
+    ]
+
+
+def test_a_layer_that_is_gone_is_a_flag_that_the_run_is_broken(tmp_path):
+    changes = dict.fromkeys([(64, "block.01", "n"), (64, "block.01", "Q")], np.nan)
+    make_sweep(tmp_path, (0, 8, 64), 2, metrics=("n", "Q"), changes=changes)
+    (run,) = read_runs([tmp_path])
+    gone = {flag.title: flag.level for flag in flags(run) if "block.01" in str(flag.details)}
+    assert gone == {"Missing layers": "broken", "Missing numbers": "note"}
+
+
 def test_a_dimension_that_no_surface_has_is_a_flag(tmp_path):
     dimensions = {"embed": 0.34, "block.00": 1.1}
     changes = {(8, layer, "intrinsic_dimension"): d for layer, d in dimensions.items()}

@@ -83,6 +83,7 @@ _TERMS = {
         f"Share of the variance along one direction. {_OF_A_SAMPLE}",
         group="at a glance",
         order=120,
+        rows_per_dimension=16,
     ),
     **in_group(
         "shape",

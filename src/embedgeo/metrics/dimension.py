@@ -40,6 +40,7 @@ _TERMS = {
         ranges=True,
         group="at a glance",
         order=130,
+        rows=4096,
     ),
     **in_group(
         "shape",

@@ -34,12 +34,14 @@ _TERMS = {
             "Share of the variance that lies within the occurrences of a token, from pairs in "
             "different sequences: 0 where context does nothing; 1 where the token does not matter.",
             gaussian=1.0,
+            rows=4096,
         ),
         M_over_Q=Term(
             "M / Q",
             "share of the mean squared norm",
             "How much of the embeddings' size is an offset common to all. Near 1, all point the "
             "same way.",
+            rows=2048,
         ),
     ),
     "mean_cosine": Term(
@@ -49,6 +51,7 @@ _TERMS = {
         gaussian=0.0,
         group="at a glance",
         order=140,
+        rows=2048,
     ),
     **in_group(
         "size and variance",

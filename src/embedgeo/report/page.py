@@ -127,6 +127,12 @@ def write_page(
         unlike_settings=unlike_settings(runs),
         facts=facts(runs),
         flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
+        sound=[
+            label
+            for labels, of_runs in by_text.values()
+            for label in labels
+            if all(flag.level != "broken" for flag in of_runs)
+        ],
         overview=overview(runs),
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,

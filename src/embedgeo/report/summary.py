@@ -3,23 +3,21 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import isnan
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.glossary import (
-    FEW_POINTS,
     GAUSSIAN,
-    ROWS_PER_DIMENSION,
     headlines,
     in_order,
     is_without,
     term,
 )
 from embedgeo.report.runs import SETTINGS, Run
-from embedgeo.results.findings import KINDS, finding
+from embedgeo.results.findings import KINDS, MORE_ROWS, few_rows, finding
 from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
@@ -31,17 +29,24 @@ _UNKNOWN = "–"
 _ORIGIN = ("text", "rows", "sequence length", "sequences begin with", "tokens", "dtype")
 
 
-class Flag(NamedTuple):
-    """A finding that readers have to know: its kind, its consequence, and a line for each case."""
+Level = Literal["broken", "care", "note"]
+"""The run is broken; its numbers are to be read with care; good to know."""
 
+
+class Flag(NamedTuple):
+    """A finding that readers have to know: how bad it is, its kind, its consequence, and a line for
+    each case.
+    """
+
+    level: Level
     title: str
     text: str
     details: list[str]
 
 
 def flags(run: Run) -> list[Flag]:
-    """The flags of a run that have cases."""
-    every = (Flag(title, text, cases(run)) for title, text, cases in _FLAGS)
+    """The flags of a run that have cases, the worst first."""
+    every = (Flag(level, title, text, cases(run)) for level, title, text, cases in _FLAGS)
     return [flag for flag in every if flag.details]
 
 
@@ -102,9 +107,14 @@ def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
     return share[(share > NEIGHBORS) & (share > 2 * at_random)]
 
 
-def _few_for_the_spectrum(run: Run) -> pd.Series:
-    per_dimension = _values_of(run, "n") / run.widths
-    return per_dimension[(per_dimension < ROWS_PER_DIMENSION) & ("anisotropy" in run.values)]
+def _few_rows(run: Run) -> list[str]:
+    """A line for all layers that lack rows for the same metrics."""
+    layers = dict[str, list[str]]()
+    known = pd.DataFrame({"n": _values_of(run, "n"), "width": run.widths}).dropna()
+    for layer, n, width in known.groupby("layer").min().reindex(run.layers).dropna().itertuples():
+        if few := few_rows(n, width, run.metrics):
+            layers.setdefault(f"{_rows(n)}, too few for {few}", []).append(layer)
+    return [f"{listed(each, 4)}: {text}" for text, each in layers.items()]
 
 
 def _bias(run: Run) -> pd.Series:
@@ -144,9 +154,12 @@ def _near_copies(run: Run) -> list[str]:
     return [f"{layer}: {low[at]:.2g}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
 
-def _gaps(run: Run) -> list[str]:
+def _gaps(run: Run, *, of_layers: bool = False) -> list[str]:
+    """Steps at which a number that was there before is missing, of all numbers but that of rows, or
+    of that one, which all layers have.
+    """
     details = []
-    for metric in run.metrics:
+    for metric in [metric for metric in run.metrics if (metric == "n") is of_layers]:
         table = run.table(metric)
         missing = table.isna() & table.ffill().notna()
         layers = [layer for layer in run.layers if missing[layer].any()]
@@ -157,19 +170,22 @@ def _gaps(run: Run) -> list[str]:
     return details
 
 
-_FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
+_FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cases
     (
+        "broken",
         "Failed checkpoints",
         "These checkpoints could not be measured: they are left out of all figures.",
         _failures,
     ),
     (
+        "broken",
         "Duplicate checkpoints",
         "These checkpoints have the weights of another one: what is drawn of them was measured on "
         "other weights than their names say.",
         _duplicates,
     ),
     (
+        "broken",
         "Shared weight files",
         "These checkpoints have a file of weights in common, though their other files differ: "
         "unless its weights are frozen, at least one of them is put together of the weights of two "
@@ -177,30 +193,66 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         _shared_files,
     ),
     (
+        "broken",
         "Loss outliers",
         "The loss of these checkpoints is out of line with their neighbours: wrong or broken "
         "weights?",
         _loss_outliers,
     ),
     (
+        "broken",
         "Non-finite rows",
         "Rows with a NaN or an infinity were left out at these layers: a fault in the run.",
         _nonfinite_rows,
     ),
     (
+        "broken",
+        "Missing layers",
+        "These layers were measured at an earlier step, and not here.",
+        partial(_gaps, of_layers=True),
+    ),
+    (
+        "care",
         "Steps of few rows",
         "These steps have far fewer rows than others, which alone moves a dimension: their values "
         "are not counted as lowest or highest.",
         _steps_of_few_rows,
     ),
     (
-        "Few rows for the intrinsic dimension",
-        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
-        f"layers: read trends only.",
-        _at_layers(partial(_below, "n_points", FEW_POINTS), "min", "{:,.3g} distinct rows"),
+        "care",
+        "Few rows",
+        f"Each number needs so many random rows for an error under 5 %. {MORE_ROWS}",
+        _few_rows,
+    ),
+    (
+        "care",
+        "Near copies in the intrinsic dimension",
+        "The dimension of all rows is below 1, and no surface has that: near copies, as of one "
+        "token in one place, pull TwoNN down, although they count as distinct. Read the dimension "
+        "between tokens.",
+        _near_copies,
     ),
     *(
         (
+            "care",
+            kind.title,
+            f"What is left without them has other numbers, by more than a tenth. {kind.remedy}",
+            partial(_moved, name),
+        )
+        for name, kind in KINDS.items()
+    ),
+    (
+        "care",
+        "Few token types in the regressions",
+        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
+        "types at these layers: read trends only.",
+        _at_layers(
+            partial(_below, "token_types_regressed", FEW_TYPES), "min", "{:,.3g} token types"
+        ),
+    ),
+    *(
+        (
+            "note",
             f"Neighbours of the same {what}",
             f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
             "often as at random: the intrinsic dimension of all rows says how near these are, "
@@ -210,44 +262,17 @@ _FLAGS: tuple[tuple[str, str, Cases], ...] = (  # title, text, cases
         for kind, what in (("type", "token"), ("sequence", "text"))
     ),
     (
-        "Near copies in the intrinsic dimension",
-        "The dimension of all rows is below 1, and no surface has that: near copies, as of one "
-        "token in one place, pull TwoNN down, although they count as distinct. Read the dimension "
-        "between tokens.",
-        _near_copies,
-    ),
-    *(
-        (
-            kind.title,
-            f"What is left without them has other numbers, by more than a tenth. {kind.remedy}",
-            partial(_moved, name),
-        )
-        for name, kind in KINDS.items()
-    ),
-    (
-        "Few rows for the spectrum",
-        f"These layers have fewer than {ROWS_PER_DIMENSION} rows for each dimension: noise alone "
-        "raises the anisotropy and lowers the participation ratio; compare with the dashed line.",
-        _at_layers(_few_for_the_spectrum, "min", "{:,.3g} rows for each dimension"),
-    ),
-    (
-        "Few token types in the regressions",
-        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
-        "types at these layers: read trends only.",
-        _at_layers(
-            partial(_below, "token_types_regressed", FEW_TYPES), "min", "{:,.3g} token types"
-        ),
-    ),
-    (
+        "note",
         "Few occurrences of each token",
         "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
         "one from pairs.",
         _at_layers(_bias, "max", "up to {:.2g} too low"),
     ),
     (
+        "note",
         "Missing numbers",
-        "These were defined at an earlier step. Here rows do not vary or are too few, a value is "
-        "not finite, or nothing was measured: gaps in the figures.",
+        "These were defined at an earlier step. Here rows do not vary or are too few, or a value "
+        "is not finite: gaps in the figures.",
         _gaps,
     ),
 )

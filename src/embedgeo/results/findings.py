@@ -1,12 +1,12 @@
-"""Which headlines massive rows, or a single coordinate, make, in words."""
+"""Which headlines massive rows, or a single coordinate, make, or rest on few rows, in words."""
 
 from collections.abc import Iterable, Mapping
-from math import isnan, nan
+from math import inf, isnan, nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedgeo.formatting import listed, number
-from embedgeo.glossary import WITHOUT_BOTH, WITHOUT_MASSIVE, WITHOUT_TOP_DIM, term
+from embedgeo.glossary import WITHOUT_BOTH, WITHOUT_MASSIVE, WITHOUT_TOP_DIM, in_order, term
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +51,8 @@ KINDS = {
         WITHOUT_BOTH,
     ),
 }
+
+MORE_ROWS = "Read trends alone, or take more: probe=, window=, --num-tokens."
 
 _SHARES = "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "mean_cosine", "V_on_M_r2"
 _KEYS = *_SHARES, "V", "V_on_M_slope", "intrinsic_dimension_between"
@@ -131,11 +133,24 @@ def _left_out(values: Values, kind: str, tokens: str | None) -> str:
     return f"once {rows} are left out, without the largest coordinate"
 
 
+def few_rows(num_rows: float, width: float, metrics: Iterable[str]) -> str:
+    """The metrics for which rows are too few, with the number that each needs.
+
+    >>> few_rows(3000, 128, ["V_W_over_V_unbiased", "anisotropy"])
+    'V_W / V (4,096)'
+    """
+    needed = {
+        key: max(term(key).rows, term(key).rows_per_dimension * width) for key in in_order(metrics)
+    }
+    return ", ".join(f"{term(key).name} ({n:,.0f})" for key, n in needed.items() if n > num_rows)
+
+
 def finding_lines(
     records: Iterable[Mapping[str, Any]], tokens: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
     """What makes the headlines of one measurement: a line for each kind, of the layer where what is
-    left out holds most of the variance, with the names of the others and what to do.
+    left out holds most of the variance, with the names of the others and what to do; and one on few
+    rows, of the layer with the fewest.
 
     ``tokens`` are those of massive rows, by layer.
 
@@ -144,15 +159,27 @@ def finding_lines(
     """
     values: dict[str, dict[str, float]] = {}
     errors: dict[str, dict[str, float]] = {}
+    widths: dict[str, int] = {}
     for record in records:
+        widths[record["layer"]] = record["width"]
         values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         errors.setdefault(record["layer"], {})[record["metric"]] = record["stderr"]
+    found = [
+        (
+            remedy,
+            share,
+            {at: finding(values[at], errors[at], kind, tokens.get(at)) for at in values},
+        )
+        for kind, (_, remedy, share, *_) in KINDS.items()
+    ]
+    few = {at: few_rows(own.get("n", inf), widths[at], own) for at, own in values.items()}
+    of_few = {at: f"{values[at]['n']:,.0f} rows, too few for {few[at]}" for at in few if few[at]}
     lines = []
-    for kind, (_, remedy, share, *_) in KINDS.items():
-        known = {at: finding(values[at], errors[at], kind, tokens.get(at)) for at in values}
+    for remedy, share, known in (*found, (MORE_ROWS, "n", of_few)):
         layers = [layer for layer, sentence in known.items() if sentence]
         if layers:
-            worst = max(layers, key=lambda layer: values[layer].get(share, 0.0))
+            most = min if share == "n" else max
+            worst = most(layers, key=lambda layer: values[layer].get(share, 0.0))
             others = listed([layer for layer in layers if layer != worst], _MOST_NAMED)
             also = f" (also at {others})" if others else ""
             lines.append(f"{worst}: {known[worst]}{also}. {remedy}")
