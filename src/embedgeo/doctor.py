@@ -128,7 +128,8 @@ def describe(
     rows = monitor.plan(batch, ranks, (batch_size, seq_len))
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
-        model.eval()
+        for module in model.modules():
+            module.training = False
         forward = _Forward(model, geometry.layers)
         forward.run(batch)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}

@@ -186,6 +186,8 @@ def left_without(whole: Term, what: str) -> Term:
         group="more",
         order=800,
         follows="",
+        rows=0,
+        rows_per_dimension=0,
     )
 
 

@@ -536,7 +536,7 @@ def test_texts_that_are_looked_up_before_either_is_run_are_not_mixed_up():
         for ids in a, b:
             model.layers[1](model.layers[0](model.word(ids)))
     assert geometry.compute()["block.01"]["token_types"] == 7
-    refused = pytest.raises(ValueError, match="must have one token id a row; 2 tensors")
+    refused = pytest.raises(ValueError, match="must have one token id a row; several")
     with refused, observe(model), torch.no_grad():
         one, _ = model.word(a), model.word(b)
         model.layers[0](one)
@@ -576,7 +576,7 @@ class LooksUp(Small):
 def test_ids_of_rows_that_nothing_tells_from_others_are_refused_or_given(place, most):
     """Of two look-ups, or where the model has replaced placeholders of what it is given."""
     ids, others = ids_of(vocabulary=most, seed=1), ids_of(vocabulary=20, seed=2)
-    with pytest.raises(ValueError, match=r"2 tensors of other ids fit.*Give token_ids="):
+    with pytest.raises(ValueError, match=r"several tensors of other ids fit.*Give token_ids="):
         measured(LooksUp(place), ids, others)
     with torch.no_grad(), observe(LooksUp(place), token_ids=ids) as geometry:
         geometry.model(ids, others)
@@ -605,7 +605,7 @@ def test_ids_of_an_encoder_are_not_those_of_its_decoder():
     model = Translates()
     for names in ("encoder", "decoder"), ("decoder",):
         layers = dict(zip(reversed(names), reversed(model.layers), strict=False))
-        with pytest.raises(ValueError, match=r"'decoder'.*2 tensors of other ids fit"):
+        with pytest.raises(ValueError, match=r"'decoder'.*several tensors of other ids fit"):
             measured(model, ids, others, layers=lambda _, layers=layers: layers)
 
 

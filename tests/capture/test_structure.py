@@ -63,7 +63,7 @@ def test_of_tables_that_nothing_tells_apart_the_ids_must_fit():
     assert torch.equal(
         rows_seen(observed(model, {"a": ids, "b": positions}), "block.01")[1], ids.flatten()
     )
-    with pytest.raises(ValueError, match=r"2 tensors of other ids fit.*Give token_ids="):
+    with pytest.raises(ValueError, match=r"several tensors of other ids fit.*Give token_ids="):
         observed(model, {"a": ids, "b": positions.expand(4, 12)})
 
 

@@ -117,10 +117,19 @@ def test_local_folders_and_files(tmp_path):
 @pytest.mark.parametrize(
     ("stored", "reason"),
     [
-        ({"model": Tiny().state_dict(), "ema": Tiny().state_dict()}, "it holds 2: model, ema"),
-        ({f"{at}.{k}": v for at in "ab" for k, v in Tiny().state_dict().items()}, r"2: a\., b\."),
+        (
+            {"model": Tiny().state_dict(), "ema": Tiny().state_dict()},
+            "several: model, ema",
+        ),
+        (
+            {f"{at}.{k}": v for at in "ab" for k, v in Tiny().state_dict().items()},
+            r": a\., b\.",
+        ),
         ({k: v.char() for k, v in Tiny().state_dict().items()}, "16 bits or more; got weight of"),
-        ({**Tiny().state_dict(), "more": {"ema": Tiny().state_dict()}}, "2: itself, more ema"),
+        (
+            {**Tiny().state_dict(), "more": {"ema": Tiny().state_dict()}},
+            ": itself, more ema",
+        ),
     ],
 )
 def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason):
@@ -140,6 +149,15 @@ class Tied(torch.nn.Sequential):
     def __init__(self):
         super().__init__(Tiny(), Tiny())
         self[1].weight = self[0].weight
+
+
+def test_averages_are_not_taken_for_a_model_with_other_names(tmp_path):
+    saved = Tied().state_dict()  # of which a part was compiled
+    compiled = {key.replace("1.", "1._orig_mod."): value for key, value in saved.items()}
+    write_files(tmp_path, {"step5.pt": bin_file({"model": compiled, "ema": saved})})
+    checkpoint = only(tmp_path, model_class=Tied)
+    with pytest.raises(ValueError, match="one model; it holds several: ema, model"):
+        checkpoint.load()
 
 
 def test_two_values_of_one_parameter_are_refused_and_nan_is_one(tmp_path):

@@ -3,7 +3,8 @@
 import copy
 import gc
 import pickle
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import islice, repeat
 
 import pandas as pd
 import pytest
@@ -337,6 +338,60 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
         model(**token_batch(3))
     monitor.close()
     assert value(monitor, 0, "block.02", "n") == 36
+
+
+@pytest.mark.parametrize("fails_at", [2, 3])
+def test_a_batch_that_fails_after_others_of_its_window_ends_that_measurement_with_a_word(fails_at):
+    monitor = StepMonitor(model := gpt_neox(), 4, window=4, measure_last=False, **OPTIONS)
+    with all_warnings() as caught:
+        for step in range(8):
+            with suppress(UserError), monitor.step(step):
+                model(**token_batch(2))
+                if step == fails_at:
+                    raise UserError
+        monitor.close()
+    (said,) = of_monitors(caught)
+    assert "step 0 is not measured, for an exception ended a batch of it" in said
+    assert n_at(monitor) == {4: 4 * 24}
+
+
+class Merging(nn.LayerNorm):
+    """Has another weight in eval mode, as adapters that are merged."""
+
+    def train(self, mode=True):
+        if mode is not self.training:
+            self.weight.data += 1 - 2 * mode
+        return super().train(mode)
+
+
+def test_what_a_mode_does_to_weights_is_not_done_for_a_probe():
+    model = gpt_neox().train()
+    model.gpt_neox.layers[1].input_layernorm = Merging(16)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with StepMonitor(model, 1, probe=[token_batch()], **OPTIONS) as monitor:
+        for step in range(2):
+            with monitor.step(step):
+                assert model.training
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_probe_that_draws_other_batches_is_told_once_and_one_without_end_is_refused():
+    class Drawn:
+        def __iter__(self):
+            return islice(batches, num_batches)
+
+    batches, num_batches = (token_batch(seed=seed) for seed in range(5)), 1
+    with all_warnings() as caught, StepMonitor(gpt_neox(), 1, probe=Drawn(), **OPTIONS) as monitor:
+        for step in range(4):
+            with monitor.step(step):
+                pass
+    (said,) = of_monitors(caught)
+    assert "the probe's batches are others than at the last measurement" in said
+    batches, num_batches = repeat({}), None
+    options = {"probe": Drawn(), "probe_forward": lambda *call: None, **OPTIONS}
+    monitor = StepMonitor(gpt_neox(), 1, **options)
+    with pytest.raises(ValueError, match="probe must end; it gives more than 10,000"):
+        monitor.step(0).__enter__()
 
 
 def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path):

@@ -161,8 +161,8 @@ class _RunningCall(NamedTuple):
     others: list[tuple[str, Any]]  # arguments that may be masks, where 1 may be padding or a token
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
-    input_ids: Tensor | None  # the argument of that name
-    token_ids: Tensor | None  # those, or the first argument, before any hidden state, that may be
+    # input_ids, or the first argument, before any hidden state, that may be
+    token_ids: Tensor | None
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
     has_gradients: bool  # when it began
@@ -200,7 +200,6 @@ class _RunningCall(NamedTuple):
             others=_unread_masks(module, arguments, padding),
             num_cached=num_cached,
             position_ids=_positions_of_call(arguments),
-            input_ids=input_ids,
             token_ids=None if first is None or first.ndim == 3 else first,
             integers=integers,
             embeddings=embeddings,
@@ -810,7 +809,7 @@ class ForwardInputs:
                 of_next[table, ids.shape, number] = ids
                 return
         self.token_ids[table, ids.shape, 0] = ids
-        given = [call.input_ids.to(ids) for call in self._running if call.input_ids is not None]
+        given = [call.token_ids.to(ids) for call in self._running if call.token_ids is not None]
         if given and given[-1].shape == ids.shape and not _equal(given[-1], ids):
             self.token_ids[table, ids.shape, 1] = given[-1]
 
@@ -938,7 +937,7 @@ class ForwardInputs:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
         if any(not torch.equal(ids, fitting[0]) for ids in fitting[1:]):
             raise ValueError(
-                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} tensors "
+                f"layer {rows.layer.name!r} must have one token id a row; several tensors "
                 "of other ids fit, which embedding tables are called with, or which the model is "
                 "given and replaces some of. Give token_ids=."
             )

@@ -544,7 +544,7 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     # averages may be of these alone
     wanted = (dict(model.named_parameters()) or model.state_dict()).keys()
     first = next(iter(wanted), "")
-    by_place: dict[str, dict[str, Any]] = {}
+    by_place: dict[tuple[str, str], dict[str, Any]] = {}
     for place, weights in nested(stored):
         ends = {
             key.removesuffix(first)
@@ -552,14 +552,19 @@ def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
             if f".{key}".endswith(f".{first}") and isinstance(value, torch.Tensor)
         }
         for start in sorted(ends):
-            by_place[f"{place} {start}".strip()] = {
+            by_place[place, start] = {
                 key.removeprefix(start): weights[key] for key in weights if key.startswith(start)
             }
-    whole = [place or "itself" for place, held in by_place.items() if wanted <= held.keys()]
-    if len(whole) > 1:
+    whole = [
+        " ".join(filter(None, place)) for place, held in by_place.items() if wanted <= held.keys()
+    ]
+    # of a compiled model, say, beside its averages
+    alike = {place for (place, _), held in by_place.items() if len(wanted & held.keys()) > 1}
+    if len(whole) > 1 or len(alike) > 1:
+        several = listed([each or "itself" for each in whole if len(whole) > 1] or sorted(alike))
         raise ValueError(
-            f"{name} must hold the weights of one model; it holds {len(whole)}: {listed(whole)}. "
-            "Save one alone."
+            f"{name} must hold the weights of one model; it holds several: {several}. Save one "
+            "alone."
         )
     wanted = model.state_dict().keys()
     return min(by_place.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})

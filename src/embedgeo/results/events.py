@@ -176,7 +176,8 @@ def read_training_loss(folder: Path) -> dict[int, float]:
     Where there is none, those of the Hugging Face Trainer are read, in folders inside ``runs``.
     Files in other folders are not, for they may be of validation, or of another run. Of several
     runs it is the last one's, and before its first step that of the one that it goes on
-    with. It is empty, with a warning, where two files were written at the same time.
+    with; that alone where the folder has a history that was kept of an earlier run. It is empty,
+    with a warning, where two files were written at the same time.
     """
     paths = [*folder.glob(f"{EVENTS}*")] or folder.glob(f"runs/*/{EVENTS}*")
     files = [event_contents(path) for path in paths]
@@ -192,6 +193,8 @@ def read_training_loss(folder: Path) -> dict[int, float]:
                 stacklevel=2,
             )
             return {}
+    if any(folder.glob("*.1.parquet")):  # another one may not go on with the last
+        writers = writers[-1:]
     losses: dict[int, float] = {}
     for event in chain.from_iterable(writers):
         # another run has taken this step again

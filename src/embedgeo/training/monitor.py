@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
+_MOST_BATCHES = 10_000  # of a probe
 _WATCHED_BATCHES = 25  # of one step, after which the weights are compared
 # what the default metrics do without, the first one that fits the budget
 _BOUNDS: Sequence[dict[str, Any]] = (
@@ -328,6 +329,7 @@ class Monitor(ABC):
         self._had_token_ids = False  # at the last measurement
         self._num_probe_batches = 0  # at the last measurement
         self._probe_digest = ""
+        self._warned_of_probe = False
         self._failed = False
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
@@ -554,9 +556,9 @@ class Monitor(ABC):
             if answer == _FAILED and not self._failed:
                 self._fail(OtherRankError(f"it failed on another rank before {occasion}"))
             said = answer
-            if answer == _LOST:
-                self._reset_rows()
-                self._warn(f"{occasion} is not measured, for an exception ended it on some rank.")
+        if said == _LOST:
+            self._reset_rows()
+            self._warn(f"{occasion} is not measured, for an exception ended a batch of it.")
         if self._failed:
             self._geometry = None  # all ranks know it
         return not (said or self._failed)
@@ -832,9 +834,15 @@ class Monitor(ABC):
                 inputs.told = set()
                 self._set_train_mode()
             else:
-                run.model.eval()
+                for module in run.model.modules():  # its eval() may merge adapters into weights
+                    module.training = False
             remaining = iter(batches)
             while True:
+                if num_batches > _MOST_BATCHES:
+                    raise ValueError(
+                        f"probe must end; it gives more than {_MOST_BATCHES:,} batches. Give a "
+                        "list, or a loader with a limit."
+                    )
                 taken = [*islice(remaining, num_sharing)]
                 if not (as_training or num_batches):
                     self._know_probe(taken[:1])
@@ -860,6 +868,12 @@ class Monitor(ABC):
     def _know_probe(self, batches: Sequence[Any]) -> None:
         """Record what a probe begins with, once it has begun so twice: masks may be drawn anew."""
         own, before = f"{digest(batches):x}", self._probe_digest
+        if batches and before and own != before and not self._warned_of_probe:
+            self._warned_of_probe = True
+            self._warn(
+                "the probe's batches are others than at the last measurement, so values change "
+                "with them, too. Give fixed batches, such as a list."
+            )
         self._probe_digest = own
         if self._file is not None and own == before:
             if self._file.origin.setdefault("probe", own) != own:

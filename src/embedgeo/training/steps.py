@@ -151,7 +151,10 @@ class StepMonitor(Monitor):
         except BaseException:
             self._has_failed = not self._has_stepped
             self._reset_rows()  # of what failed, some layers would have rows and others not
-            self._has_lost_rows = self._meetings is not None and self._window_start is not None
+            # of the first batch there are none on this rank
+            has_none = (self._now, self._num_batches) == (self._window_start, 1)
+            is_lost = self._meetings is not None or not has_none
+            self._has_lost_rows = is_lost and self._window_start is not None
             self._write_rest()
             raise
         finally:
