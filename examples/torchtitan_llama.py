@@ -1,8 +1,7 @@
-"""torchtitan's own Llama 3, a tiny one, in a plain loop, whose geometry is measured while it
-trains.
+"""torchtitan's own Llama 3, a tiny one, whose geometry is measured while a plain loop trains it.
 
-pip install torchtitan triton    # triton comes with torch for GPUs; torchtitan does not start
-without it python torchtitan_llama.py            # half a minute on a CPU
+pip install torchtitan triton    # torchtitan does not start without triton
+python torchtitan_llama.py       # half a minute on a CPU
 """
 
 import argparse
