@@ -151,35 +151,18 @@ def resized(width: float, height: float) -> Iterator[None]:
         yield
 
 
-def new_figure(
-    title: str, subtitle: str = "", *, panels: int = 1, ax: Axes | None = None
-) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side below a title and a subtitle; somebody else's axes get the
-    title and the look instead.
-    """
-    if ax is None:
-        width, height = mpl.rcParams["figure.figsize"]
-        width *= 1 if panels == 1 else 0.8 * panels
-        own = Picture((width, height), layout="constrained")
-        FigureCanvasAgg(own)
-        rows = textwrap.wrap(subtitle, _letters(own))
-        # constrained layout leaves room for lines of the title, before which the subtitle stands
-        shown = own.suptitle(title + "\n" * len(rows), x=0.1 / width, ha="left")
-        below: dict[str, Any] = {"xycoords": shown, "va": "bottom", "in_layout": False}
-        look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
-        own.add_artist(Annotation("\n".join(rows), (0, 0), **below, **look))
-        return own, list(own.subplots(1, panels, squeeze=False)[0])
-    figure: Any = ax.figure
-    ax.set_facecolor("white")  # lines are black, on any ground
-    ax.set_axisbelow(True)
-    ax.grid(visible=True, color=mpl.rcParams["grid.color"], lw=mpl.rcParams["grid.linewidth"])
-    ax.spines[["top", "right"]].set_visible(False)
-    for label in (ax.xaxis.label, ax.yaxis.label):
-        label.set(parse_math=False)
-    letters = round(_letters(figure) * ax.get_position().width)
-    rows = [row for text in (title, subtitle) for row in textwrap.wrap(text, max(10, letters))]
-    ax.set_title("\n".join(rows), loc="left", parse_math=False)
-    return figure, [ax]
+def new_figure(title: str, subtitle: str = "") -> tuple[Figure, Axes]:
+    """A figure with axes below a title and a subtitle."""
+    width, _ = mpl.rcParams["figure.figsize"]
+    own = Picture(layout="constrained")
+    FigureCanvasAgg(own)
+    rows = textwrap.wrap(subtitle, _letters(own))
+    # constrained layout leaves room for lines of the title, before which the subtitle stands
+    shown = own.suptitle(title + "\n" * len(rows), x=0.1 / width, ha="left")
+    below: dict[str, Any] = {"xycoords": shown, "va": "bottom", "in_layout": False}
+    look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
+    own.add_artist(Annotation("\n".join(rows), (0, 0), **below, **look))
+    return own, own.subplots()
 
 
 def _letters(figure: Figure) -> int:
@@ -188,15 +171,10 @@ def _letters(figure: Figure) -> int:
 
 
 def legend(ax: Axes) -> None:
-    """The legend of an axes: below it, in as many columns as the width allows; in somebody else's
-    axes within them.
-    """
+    """The legend of an axes: below it, in as many columns as the width allows."""
     handles = ax.get_legend_handles_labels()[0]
-    figure = ax.figure
+    figure: Any = ax.figure
     if not handles:
-        return
-    if not isinstance(figure, Picture):
-        ax.legend(handles=handles, frameon=True)
         return
     longest = max(len(str(each.get_label())) for each in handles)
     ncols = max(1, min(len(handles), _letters(figure) // (longest + 7)))

@@ -9,42 +9,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib as mpl
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedgeo import drawing
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import did_you_mean, listed
 from embedgeo.geometry import Geometry
-from embedgeo.glossary import in_order, term
+from embedgeo.glossary import in_order
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
-from embedgeo.report.token_types import mean_against_variance, types_of
-from embedgeo.report.variance import read_spectrum, spectra_figure
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
 
-Kind = Literal["dynamics", "profile", "heatmap", "composition", "tokens", "spectrum"]
+Kind = Literal["dynamics", "profile", "heatmap", "composition"]
 
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 _OF_METRIC = {
     "dynamics": figures.dynamics,
     "profile": figures.profile,
     "heatmap": figures.heatmap,
-}
-_NEEDS = {
-    "composition": "M and V, as EmbeddingMoments has them",
-    "tokens": (
-        "a table of token types: a Geometry with TokenMoments and token ids, or a folder with "
-        "tokens/ (--token-tables true, token_tables=True)"
-    ),
-    "spectrum": (
-        "all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
-        "(--spectrum true)"
-    ),
 }
 
 
@@ -54,8 +39,6 @@ def plot(
     metric: str = "",
     *,
     by: figures.By = "layer",
-    layer: str | None = None,
-    ax: Axes | None = None,
     run: str | None = None,
 ) -> Figure:
     """Draw one figure of one run.
@@ -70,48 +53,32 @@ def plot(
     - ``"heatmap"``: a metric as colour over steps and layers.
     - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
       the last step, or ``by="step"``, averaged over blocks.
-    - ``"tokens"``: V against M at the last step, a point for each token type, with the
-      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, or a folder with
-      tables of token types.
-    - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
-      Gaussian rows: a line for each layer at the last step.
 
     Args:
         results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
         kind: the kind of figure.
         metric: the key of the metric that is drawn, of the first three kinds.
         by: of composition, what stands side by side.
-        layer: of tokens, the only layer to draw. Token types without it are drawn
-            at four layers; in given axes at the last block.
-        ax: axes to draw into; default: a new figure in the report's look. Texts in given axes have
-            the fonts and sizes of ``matplotlib.rcParams``.
         run: which run, where there are several: its name, or that of its model.
 
     Returns:
-        The figure.
+        The figure, in the report's look.
 
     Raises:
         TypeError: ``results`` is something else.
         ValueError: there is no such kind; what it shows was not measured, or of several runs.
         FileNotFoundError: there is no such folder.
     """
-    _require_known("kind", kind, [*_OF_METRIC, *_NEEDS])
+    _require_known("kind", kind, [*_OF_METRIC, "composition"])
     _require_known("by", by, ["layer", "step"])
-    has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
-    tables = "tokens" if has_types else "spectra" if kind == "spectrum" else ""
-    chosen = _chosen_run(_runs(results, tables), run)
-    if ax is not None:
-        with mpl.rc_context({"text.parse_math": False}):
-            return _draw(chosen, kind, metric, by, layer, ax).figure
+    chosen = _chosen_run(_runs(results), run)
     with drawing.style():
-        figure = _draw(chosen, kind, metric, by, layer, None).figure
+        figure = _draw(chosen, kind, metric, by).figure
         figure.draw_without_rendering()  # the ticks are made now, in this look
     return figure
 
 
-def _draw(
-    run: Run, kind: Kind, metric: str, by: figures.By, layer: str | None, ax: Axes | None
-) -> FigureData:
+def _draw(run: Run, kind: Kind, metric: str, by: figures.By) -> FigureData:
     measured = listed(in_order(run.metrics), 50)
     if kind in _OF_METRIC:
         if metric not in run.values:
@@ -119,21 +86,12 @@ def _draw(
                 f"metric must be one that was measured at layers: {measured}; "
                 f"got {metric!r}.{did_you_mean(metric, run.metrics)}"
             )
-        return _OF_METRIC[kind](with_baseline(run, metric), metric, ax)
-    if kind == "composition" and figures.has_composition(run):
-        return figures.composition(run, by, ax)
-    if kind == "spectrum" and (spectrum := read_spectrum(run)):
-        return spectra_figure(run, *spectrum, ax)
-    if kind == "tokens" and (types := types_of(run)):
-        present = run.layers_in(types[1])
-        layers = run.layers_to_draw(types[1])
-        if layer is not None:
-            _require_known("layer", layer, present)
-            layers = [layer]
-        elif ax is not None:
-            layers = ([name for name in present if name in run.all_blocks] or present)[-1:]
-        return mean_against_variance(run, *types, layers, ax)
-    raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
+        return _OF_METRIC[kind](with_baseline(run, metric), metric)
+    if not figures.has_composition(run):
+        raise ValueError(
+            f"{kind} needs M and V, as EmbeddingMoments has them; there are {measured}."
+        )
+    return figures.composition(run, by)
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:
@@ -164,16 +122,11 @@ def _names(run: Run) -> list[str]:
     return [run.label, *run.models, *(Path(model).name for model in run.models)]
 
 
-def _runs(results: Results, tables: str) -> list[Run]:
-    """The runs in results, with those tables that a `Geometry` has to make, if they are named."""
+def _runs(results: Results) -> list[Run]:
+    """The runs in results."""
     if isinstance(results, str | os.PathLike):
         return read_folder(Path(results))
-    made = dict[str, pd.DataFrame]()
     if isinstance(results, Geometry):
-        if tables:
-            made = (
-                {tables: results.token_tables()} if tables == "tokens" else results.layer_tables()
-            )
         results = results.records()
     if isinstance(results, pd.DataFrame):
         return runs_of_records(results)
@@ -182,4 +135,4 @@ def _runs(results: Results, tables: str) -> list[Run]:
         isinstance(record, Mapping) for record in records
     ):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return runs_of_records(pd.DataFrame(list(records)), **made) if len(records) else []
+    return runs_of_records(pd.DataFrame(list(records))) if len(records) else []

@@ -28,7 +28,6 @@ def page(tmp_path_factory):
             "V_W_unbiased",
             "V_B_unbiased",
         ),
-        tokens=True,
         stderr=0.03,
     )
     return write_report([sweep])

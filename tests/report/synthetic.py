@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pandas as pd
 import torch
 
 from embedgeo.functional import anisotropy_null
@@ -54,46 +53,6 @@ def values_at(step, depth, random, *, n, dim):
     }
 
 
-def token_table(layers, dim):
-    """Token types at Zipf frequencies, the less frequent ones farther from the origin."""
-    random, num_types = np.random.default_rng(1), 400
-    n = np.maximum(1, (20_000 / np.arange(1, num_types + 1))).round()
-    parts = []
-    for i, layer in enumerate(layers):
-        spread = 1 + 0.1 * random.standard_normal(num_types)
-        M = dim * (0.2 + 0.6 * i / len(layers)) * spread / n**0.05
-        V = np.maximum(0, dim - 0.9 * M + 0.03 * dim * random.standard_normal(num_types)) * (i > 0)
-        columns = {
-            "layer": layer,
-            "layer_index": i,
-            "token_id": np.arange(num_types),
-            "n": n,
-            "Q": M + V,
-            "M": M,
-            "V": V,
-            "num_tokens": 1.0,
-        }
-        parts.append(pd.DataFrame(columns))
-    return pd.concat(parts, ignore_index=True)
-
-
-def spectrum_table(step, layers, dim, n):
-    """Power laws that steepen with the step and the depth, and a direction that stands out."""
-    index, parts = np.arange(1, dim + 1), []
-    for i, layer in enumerate(layers):
-        eigenvalues = (1.0 + i) * index ** -(0.1 * np.log10(1 + step) * (1 + i / len(layers)))
-        eigenvalues[0] *= 1 + 5 * i
-        columns = {
-            "layer": layer,
-            "layer_index": i,
-            "index": index,
-            "eigenvalue": eigenvalues,
-            "n": int(n),
-        }
-        parts.append(pd.DataFrame(columns))
-    return pd.concat(parts, ignore_index=True)
-
-
 def make_sweep(
     folder,
     steps=(0, 1, 8, 64, 512, 4000),
@@ -105,8 +64,6 @@ def make_sweep(
     duplicates=None,
     losses=None,
     changes=None,
-    tokens=False,
-    spectra=0,
     sides=("",),
     series=None,
     stderr=np.nan,
@@ -123,8 +80,6 @@ def make_sweep(
         duplicates: step of the original, by step of the copy.
         losses: by step, instead of a smooth curve.
         changes: values by step, layer and metric, instead of the smooth ones.
-        tokens: also write tables of token types for the first and last step.
-        spectra: also write eigenvalues for every such step, from the first; 0: none.
         sides: prefixes of the layers: ``("encoder.", "decoder.")`` for a model of two sides.
         series: by step, where there are several.
         stderr: standard error of each value, as a share of it.
@@ -145,11 +100,6 @@ def make_sweep(
                 for metric in metrics
             }
         loss = (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))
-        tables = (
-            {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
-        )
-        if spectra and step in steps[::spectra]:
-            tables["spectra"] = spectrum_table(step, layers, dim, n)
         frame = to_frame(
             records_of(values, dim, loss, stderr),
             model="lab/tiny",
@@ -160,7 +110,7 @@ def make_sweep(
             weights_sha256=f"{step if original is None else original:064d}",
             duplicate_of=None if original is None else f"step{original}",
         )
-        store.write(f"step{step}", frame, tables)
+        store.write(f"step{step}", frame)
     return folder
 
 
@@ -199,8 +149,6 @@ def everything(folder):
         losses={64: 30.0},
         metrics=EVERYTHING,
         changes=changes,
-        tokens=True,
-        spectra=1,
         stderr=0.05,
     )
     store = SweepFolder(folder)

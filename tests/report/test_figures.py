@@ -8,7 +8,7 @@ import pytest
 
 from embedgeo.drawing import style
 from embedgeo.glossary import known_terms
-from embedgeo.report import comparison, figures, token_types, variance
+from embedgeo.report import comparison, figures
 from embedgeo.report.runs import read_runs
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
@@ -27,7 +27,7 @@ def in_style():
 def large(tmp_path_factory):
     """154 steps, 33 layers."""
     folder = tmp_path_factory.mktemp("large")
-    options = {"metrics": SOME, "tokens": True, "spectra": 9, "losses": {512: 12.0}}
+    options = {"metrics": SOME, "losses": {512: 12.0}}
     (run,) = read_runs([make_sweep(folder, PYTHIA_STEPS, 31, **options)])
     return run
 
@@ -36,8 +36,8 @@ def large(tmp_path_factory):
 def two_sided(tmp_path_factory):
     """An encoder and a decoder of 14 layers each."""
     folder = tmp_path_factory.mktemp("t5")
-    options = {"num_blocks": 12, "metrics": SOME, "sides": ("encoder.", "decoder."), "spectra": 1}
-    (run,) = read_runs([make_sweep(folder, tokens=True, **options)])
+    options = {"num_blocks": 12, "metrics": SOME, "sides": ("encoder.", "decoder.")}
+    (run,) = read_runs([make_sweep(folder, **options)])
     return run
 
 
@@ -47,9 +47,6 @@ def by_layer(run):
         yield draw(run, LONGEST)
     yield figures.composition(run, "layer")
     yield comparison.compare_profiles([run, run], "V")
-    step, types = token_types.types_of(run)
-    yield token_types.mean_against_variance(run, step, types, run.layers_to_draw(types, 4))
-    yield from variance.spectra_figures(run)
 
 
 def of_long_runs(run):

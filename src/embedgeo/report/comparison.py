@@ -97,7 +97,7 @@ def _comparison(
     values = pd.DataFrame(curves)
     errors = pd.DataFrame(errors_of, values.index, values.columns, dtype=float)
     of_runs = Lines("run", values, colours[:count], errors, width=1.3, markers="osD^vPX*<>")
-    figure, (ax,) = new_figure(f"{named.name} {over}".rstrip(), what + named.unit)
+    figure, ax = new_figure(f"{named.name} {over}".rstrip(), what + named.unit)
     lines(ax, of_runs)
     value_axis(ax, named, values, errors=errors)
     if count > 1:

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
@@ -32,7 +31,7 @@ _ESTIMATES = {  # by the parts, the first of which that are known are drawn
 }
 
 
-def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
+def dynamics(run: Run, metric: str, *, has_bar: bool = True) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the
     baseline.
 
@@ -45,7 +44,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     of_all = _of_rows(shown.all_rows, ALL_ROWS).drop(columns=means, errors="ignore")
     errors = shown.errors.join(mean_errors)
     gaussian = run.gaussian_means(shown.key)
-    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
+    figure, ax = draw.new_figure(f"{named.name} against step", named.unit)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     lines = [
@@ -82,7 +81,7 @@ def _baseline_lines(values: pd.DataFrame) -> Lines:
     return Lines("gaussian", known, [look["color"]], dashes=[look["ls"]], width=look["lw"])
 
 
-def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
+def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     shown, named = run.shown(metric), term(metric)
     tables = (shown.table, shown.errors, shown.all_rows, run.table(shown.key, run.baseline))
@@ -91,7 +90,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     of_all = of_all if shown.rows else of_all.iloc[:, :0]
     baseline = baselines.iloc[:, [-1]].set_axis([GAUSSIAN], axis=1)
     has_several_steps = len(run.steps) > 1
-    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
+    figure, ax = draw.new_figure(f"{named.name} through the layers", named.unit)
     draw.layer_axis(ax, run.axis)
     label = f"step {draw.tick_label(run.steps[-1])}" if run.has_steps else "measured"
     last, last_errors = (each.iloc[:, [-1]].set_axis([label], axis=1) for each in (table, errors))
@@ -119,12 +118,12 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     return FigureData(f"{metric}-profile", figure, numbers, alt, text, lines)
 
 
-def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
+def heatmap(run: Run, metric: str) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour
     of the bar's tip.
     """
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
-    figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, ax=ax)
+    figure, ax = draw.new_figure(f"{named.name} by step and layer", named.unit)
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
     low, high, extend = draw.colour_range(run.axis, table.to_numpy())
@@ -166,7 +165,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     values, named = drawable(run.of_model("loss")).dropna(), term("loss")
     if not run.has_steps or values.empty:
         return
-    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
+    figure, ax = draw.new_figure(f"{named.name} against step", named.unit)
     draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
     numbers = values.to_frame()
@@ -182,7 +181,7 @@ def has_composition(run: Run) -> bool:
     return bool(run.depth and _parts(run))
 
 
-def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
+def composition(run: Run, by: By) -> FigureData:
     """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over
     blocks.
     """
@@ -201,7 +200,7 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
         else "What Q is made of, mean over blocks"
     )
     subtitle = f"shares of the mean squared norm{_ESTIMATES[names]}"
-    figure, (ax,) = draw.new_figure(title, subtitle, ax=ax)
+    figure, ax = draw.new_figure(title, subtitle)
     labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
     first, last = (
         ", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1)

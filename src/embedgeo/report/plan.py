@@ -10,8 +10,6 @@ from embedgeo.report import comparison, figures
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
-from embedgeo.report.token_types import mean_against_variance, types_of
-from embedgeo.report.variance import SPECTRA_TEXT, spectra_figures
 
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
 _IN_FULL = 40  # metrics that have all their figures
@@ -50,10 +48,6 @@ def page_plan(
         has_many = len(drawn) > _IN_FULL
         return [(title, partial(_metric_panel, runs, writer, key, has_many)) for key in metrics]
 
-    def token_types(run: Run) -> Iterator[FigureData]:
-        if types := types_of(run):
-            yield mean_against_variance(run, *types, run.layers_to_draw(types[1]))
-
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
 
@@ -67,8 +61,6 @@ def page_plan(
         *of_metrics("Metrics", drawn[:MAIN]),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *earlier,
-        *section("Spectrum", spectra_figures, SPECTRA_TEXT),
-        *section("Token types", token_types),
         *of_metrics("More metrics", drawn[MAIN:]),
     ]
 

@@ -67,7 +67,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
             continue
         ends = pd.DataFrame({"earlier runs, lowest": low, "earlier runs, highest": high})
         numbers = mean.to_frame().join(ends)
-        figure, (ax,) = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
+        figure, ax = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
         draw.step_axis(ax, run.steps)
         look: dict[str, Any] = {"color": _COLOUR, "alpha": 0.4, "lw": 0.8, "label": "earlier"}
         ax.fill_between(run.steps, low, high, **look)

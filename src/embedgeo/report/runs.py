@@ -102,8 +102,8 @@ class Run:
     shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     facts: dict[str, str] = field(default_factory=dict)  # of the last checkpoint, as it was written
-    # by kind and step: what else is known of a checkpoint, or the file that it is read from
-    tables: Mapping[str, Mapping[int, Path | pd.DataFrame]] = field(default_factory=dict)
+    # by kind and step: the files of what else is known of a checkpoint
+    tables: Mapping[str, Mapping[int, Path]] = field(default_factory=dict)
     # that values depend on, as far as recorded
     settings: dict[str, str] = field(default_factory=dict)
     date: str = ""  # when it was measured, if known
@@ -152,27 +152,6 @@ class Run:
         """The known values of a metric of the whole model, by step."""
         values: pd.Series = self.model.get(metric, pd.Series(dtype=float)).dropna()
         return values
-
-    def last_table(self, kind: str) -> tuple[int, pd.DataFrame] | None:
-        """The last step that has a table of a kind, and the table's rows at layers of `depth`."""
-        by_step = self.tables.get(kind)
-        if not by_step:
-            return None
-        step = max(by_step)
-        table = by_step[step]
-        table = read_table(table) if isinstance(table, Path) else table
-        return step, table[table["layer"].isin(self.depth)]
-
-    def layers_in(self, table: pd.DataFrame) -> list[str]:
-        """Those of `depth` that a table has rows of."""
-        present = set(table["layer"])
-        return [layer for layer in self.depth if layer in present]
-
-    def layers_to_draw(self, table: pd.DataFrame, most: int = 4) -> list[str]:
-        """Layers of a table, evenly spaced over the depth, at most so many."""
-        present = self.layers_in(table)
-        layers = [layer for layer in present if not layer.endswith("final_norm")] or present
-        return [layers[i] for i in thinned(len(layers), most)]
 
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
@@ -348,8 +327,8 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
     counts = None
-    if tokens := run.last_table("tokens"):
-        _, table = tokens
+    if of_types := run.tables.get("tokens"):
+        table = read_table(of_types[max(of_types)])
         is_counted = (table["layer"] == table["layer"].min()) & (table["n"] >= 1)
         counts = table.loc[is_counted, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
@@ -382,12 +361,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(run, differences=runs[0].differences_of(run)) for run in runs]
 
 
-def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
+def runs_of_records(records: pd.DataFrame) -> list[Run]:
     """The runs in a table of records, labelled by their names, or by their models where these are
     at the same steps.
 
-    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model;
-    tables, by kind, are of the last step of a single run.
+    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model.
     """
     missing = [column for column in ("layer", "metric", "value") if column not in records]
     if missing:
@@ -415,9 +393,6 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
                     make_run(str(model or name), whole), has_steps=has_steps and not _is_final(part)
                 )
             )
-    if len(runs) == 1:
-        at_last = {kind: {runs[0].steps[-1]: table} for kind, table in tables.items()}
-        runs[0] = replace(runs[0], tables=at_last)
     return runs
 
 
@@ -509,7 +484,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     for series, checkpoints in _with_finals_alone(by_series, finals):
         records = sweep.with_means(checkpoints)
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-        tables: dict[str, dict[int, Path | pd.DataFrame]] = {
+        tables = {
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
             for kind in TABLES
         }
