@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         streaming_metrics as streaming_metrics,
     )
     from embedgeo.plotting import plot as plot
+    from embedgeo.report.verdicts import compare as compare
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
@@ -39,6 +40,7 @@ _MODULES = {  # by public name
     "IntrinsicDimension": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
+    "compare": "report.verdicts",
     "default_metrics": "metrics",
     "describe": "doctor",
     "full_metrics": "metrics",

@@ -4,12 +4,10 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.plot")
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from embedgeo import drawing
@@ -18,14 +16,10 @@ from embedgeo.formatting import did_you_mean, listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order
 from embedgeo.report import figures
-from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
-
-Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
-"""A folder, a table, a history, a `Geometry` or a monitor."""
+from embedgeo.report.runs import Results, Run, runs_in, with_baseline
 
 Kind = Literal["dynamics", "profile", "heatmap", "composition"]
 
-_RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 _OF_METRIC = {
     "dynamics": figures.dynamics,
     "profile": figures.profile,
@@ -71,7 +65,8 @@ def plot(
     """
     _require_known("kind", kind, [*_OF_METRIC, "composition"])
     _require_known("by", by, ["layer", "step"])
-    chosen = _chosen_run(_runs(results), run)
+    found = results.records() if isinstance(results, Geometry) else results
+    chosen = _chosen_run(runs_in(found), run)
     with drawing.style():
         figure = _draw(chosen, kind, metric, by).figure
         figure.draw_without_rendering()  # the ticks are made now, in this look
@@ -120,19 +115,3 @@ def _chosen_run(runs: Sequence[Run], name: str | None) -> Run:
 
 def _names(run: Run) -> list[str]:
     return [run.label, *run.models, *(Path(model).name for model in run.models)]
-
-
-def _runs(results: Results) -> list[Run]:
-    """The runs in results."""
-    if isinstance(results, str | os.PathLike):
-        return read_folder(Path(results))
-    if isinstance(results, Geometry):
-        results = results.records()
-    if isinstance(results, pd.DataFrame):
-        return runs_of_records(results)
-    records = getattr(results, "history", results)
-    if not isinstance(records, Sequence) or not all(
-        isinstance(record, Mapping) for record in records
-    ):
-        raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return runs_of_records(pd.DataFrame(list(records))) if len(records) else []

@@ -18,6 +18,7 @@ from embedgeo.report.plan import page_plan, varying_metrics
 from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
+from embedgeo.report.verdicts import verdicts
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
@@ -71,6 +72,7 @@ def write_report(
                 f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
             )
         references = read_references(reference, runs)
+        comparison = verdicts(runs[0], runs[1], references) if len(runs) == 2 else None
         progress.remove_task(reading)
         require_own(
             out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
@@ -82,7 +84,7 @@ def write_report(
                 drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
-                write_page(new / page.name, runs, panels, writer.plots)
+                write_page(new / page.name, runs, panels, writer.plots, comparison)
         except FileExistsError:
             raise
         except OSError as error:
@@ -91,6 +93,8 @@ def write_report(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was "
                 f"there is as it was."
             ) from error
+    for sentence in comparison[0] if comparison else ():
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for label, sentences in stories(runs):
         for sentence in sentences:
             line = f"{label}: {sentence}" if len(runs) > 1 else sentence

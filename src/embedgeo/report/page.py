@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
@@ -93,10 +94,14 @@ class FigureWriter:
 
 
 def write_page(
-    path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]], plots: Plots
+    path: Path,
+    runs: Sequence[Run],
+    panels: Iterable[tuple[str, Panel]],
+    plots: Plots,
+    comparison: tuple[list[str], pd.DataFrame] | None = None,
 ) -> None:
     """Write ``index.html`` with panels, each under the title of its section, and the numbers of
-    their figures.
+    their figures; of two runs it begins with their `verdicts`.
     """
     drawn = [(title, panel) for title, panel in panels if panel.groups]
     sections = [
@@ -143,6 +148,7 @@ def write_page(
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
         stories=stories(runs),
+        comparison=comparison,
         numbers=plots.json(),
         choices=plots.choices,
         extent=plots.extent,

@@ -22,7 +22,7 @@ REFERENCE_TEXT = (
 )
 
 _COLOUR = "#7a7a7a"
-_IGNORED = {"torch"}  # of the settings: numbers do not depend on it but by rounding
+IGNORED = {"torch"}  # of the settings: numbers do not depend on it but by rounding
 
 
 def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
@@ -42,7 +42,7 @@ def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
             what = "; ".join(
                 f"{name} {theirs} in place of {own}"
                 for name, (own, theirs) in run.differences_of(reference).items()
-                if name not in _IGNORED
+                if name not in IGNORED
             )
             if what:
                 raise ValueError(

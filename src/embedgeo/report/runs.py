@@ -2,6 +2,7 @@
 and layers.
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -29,6 +30,9 @@ from embedgeo.results.parquet import (
     read_table,
 )
 from embedgeo.results.records import MEANS, MODEL, is_of_model
+
+Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Any
+"""A folder, a table, a history or a monitor."""
 
 _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
@@ -394,6 +398,21 @@ def runs_of_records(records: pd.DataFrame) -> list[Run]:
                 )
             )
     return runs
+
+
+def runs_in(results: Results) -> list[Run]:
+    """The runs in what holds them, without baselines: see `with_baseline`."""
+    if isinstance(results, str | os.PathLike):
+        return read_folder(Path(results))
+    if isinstance(results, pd.DataFrame):
+        return runs_of_records(results)
+    records = getattr(results, "history", results)
+    if not isinstance(records, Sequence) or not all(isinstance(each, Mapping) for each in records):
+        raise TypeError(
+            "results must be a folder, a table, a history, a monitor or a Geometry; got "
+            f"{type(results).__name__}."
+        )
+    return runs_of_records(pd.DataFrame(list(records))) if len(records) else []
 
 
 def _is_final(records: pd.DataFrame) -> bool:

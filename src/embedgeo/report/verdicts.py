@@ -1,0 +1,177 @@
+"""Two runs compared: how far each headline differs, how surely, and from which step on."""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from embedgeo.formatting import listed, number, with_error
+from embedgeo.glossary import headlines, term
+from embedgeo.report.reference import IGNORED
+from embedgeo.report.runs import Results, Run, runs_in
+from embedgeo.results.parquet import read_table
+
+_ERRORS = 2  # standard errors beyond which means differ
+
+DIFFERS = "differs"
+ALIKE = "does not differ"
+UNKNOWN = "no error known"
+UNLIKE = "cannot be compared"
+
+
+def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFrame:
+    """Compare the headlines of two runs at their last common step, as means over blocks.
+
+    Where both runs were measured with ``jackknife=`` on the same sequences by sweeps, the standard
+    error of a difference is paired: what the choice of texts does to both cancels. Otherwise it is
+    that of independent values.
+
+    Args:
+        a: a run: a folder, a table, a history or a monitor.
+        b: the other run.
+        seeds: runs that differ in their seed alone, to tell what that does.
+
+    Returns:
+        A row for each headline and mean over blocks, with the columns ``metric``, ``mean``,
+        ``step``, ``a``, ``b``, ``difference`` (b − a), ``stderr`` of it, ``errors`` (the difference
+        in these), ``seeds`` (the range over seeds at that step), ``verdict`` and ``from_step``.
+
+        The verdict is ``"differs"`` beyond two standard errors and the range over seeds, as far as
+        that is known, and else ``"does not differ"``; ``"no error known"`` where it is not;
+        ``"cannot be compared"`` where texts, rows or settings are others. From ``from_step`` on two
+        measurements in a row differ; NaN where none do.
+
+    Raises:
+        ValueError: there are no or several runs in one of the two.
+    """
+    runs = [runs_in(results) for results in (a, b)]
+    if [len(each) for each in runs] != [1, 1]:
+        got = " and ".join(str(len(each)) for each in runs)
+        raise ValueError(f"compare takes two runs, one from each argument; got {got}.")
+    (first,), (second,) = runs
+    return compared(first, second, [run for results in seeds for run in runs_in(results)])
+
+
+def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
+    """The table of `compare`."""
+    rows = []
+    unlike = _unlike(a, b)
+    paired = _paired_errors(a, b)
+    for metric in headlines():
+        if metric not in a.values or metric not in b.values:
+            continue
+        for name in a.means(metric).columns.intersection(b.means(metric).columns):
+            values: Any = pd.DataFrame({"a": a.means(metric)[name], "b": b.means(metric)[name]})
+            values = values.dropna()
+            if values.empty:
+                continue
+            difference = values["b"] - values["a"]
+            ours, theirs = (run.mean_errors(metric)[name] for run in (a, b))
+            independent = (ours.pow(2) + theirs.pow(2)).pow(0.5)
+            errors = paired.get((metric, name), independent).reindex(values.index)
+            errors = errors.fillna(independent)
+            ranges = _range(seeds, metric, name).reindex(values.index)
+            is_apart = difference.abs() > np.fmax(_ERRORS * errors, ranges.fillna(0))
+            is_apart &= errors.notna() & (not unlike)
+            lasting = is_apart.index[is_apart & is_apart.shift(-1, fill_value=True)]
+            step = values.index[-1]
+            verdict = UNKNOWN if isnan(errors[step]) else DIFFERS if is_apart[step] else ALIKE
+            rows.append(
+                {
+                    "metric": metric,
+                    "mean": name,
+                    "step": step,
+                    **values.loc[step],
+                    "difference": difference[step],
+                    "stderr": errors[step],
+                    "errors": abs(difference[step]) / errors[step],
+                    "seeds": ranges[step],
+                    "verdict": UNLIKE if unlike else verdict,
+                    "from_step": lasting[0] if len(lasting) else np.nan,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFrame]:
+    """A sentence on each headline of two runs, and their table in words."""
+    table = compared(a, b, seeds)
+    sentences, cells = [], {}
+    for row in table.to_dict("records"):
+        name = term(row["metric"]).name + (f" ({row['mean']})" if len(a.blocks) > 1 else "")
+        of_both = [
+            with_error(row[key], run.mean_errors(row["metric"])[row["mean"]][row["step"]])
+            for key, run in (("a", a), ("b", b))
+        ]
+        difference = with_error(row["difference"], row["stderr"])
+        cells[name] = {
+            a.label: of_both[0],
+            b.label: of_both[1],
+            "difference": difference,
+            "in standard errors": f"{row['errors']:.1f}",
+            "range over seeds": number(row["seeds"]),
+            "from step": f"{row['from_step']:,.0f}",
+            "verdict": row["verdict"],
+        }
+        at = f" at step {row['step']:,}" if a.has_steps else ""
+        text = f"{name}: {of_both[0]} in {a.label}, {of_both[1]} in {b.label}{at}: {row['verdict']}"
+        if row["verdict"] in (DIFFERS, ALIKE):
+            text += f", by {difference} ({row['errors']:.1f} standard errors)"
+            text += "" if isnan(row["seeds"]) else f"; seeds range over {number(row['seeds'])}"
+        text += "" if isnan(row["from_step"]) else f"; apart from step {row['from_step']:,.0f} on"
+        sentences.append(f"{text}.")
+    if unlike := _unlike(a, b):
+        sentences = [f"These runs cannot be compared: they differ in {listed(unlike)}."]
+    elif not {DIFFERS, ALIKE}.intersection(table.get("verdict", ())):
+        sentences.append("Measure both with jackknife= for standard errors.")
+    elif not seeds:
+        sentences.append(
+            "Errors are of the choice of texts. What another seed does is not known: give runs of "
+            "other seeds by --reference."
+        )
+    words = pd.DataFrame.from_dict(cells, orient="index").replace("nan", "–")
+    return sentences, words.loc[:, (words != "–").any()] if len(words) else words
+
+
+def _unlike(a: Run, b: Run) -> list[str]:
+    return [name for name in b.differences_of(a) if name not in IGNORED]
+
+
+def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
+    """Standard errors of differences of means over blocks from the groups of sequences of both: a
+    column for each metric and mean, by step; NaN where the groups are others. There are none where
+    the text is unknown.
+    """
+    ours, theirs = (_mean_deviations(run) for run in (a, b))
+    if ours.empty or theirs.empty or "text_sha256" not in a.settings.keys() & b.settings.keys():
+        return pd.DataFrame()
+    squares = (theirs - ours).pow(2).groupby("step")
+    return pd.DataFrame({step: each.sum(skipna=False) for step, each in squares}).T.pow(0.5)
+
+
+def _mean_deviations(run: Run) -> pd.DataFrame:
+    """Deviations of the groups of the jackknife from each mean over blocks: a column for each
+    metric and mean, by step and group.
+    """
+    by_step = {}
+    for step, path in run.tables.get("jackknife", {}).items():
+        table = read_table(path)
+        of_means = {
+            name: table[table["layer"].isin(blocks)].groupby(["group", "metric"])["deviation"]
+            for name, blocks in run.blocks.items()
+        }
+        means = {
+            name: each.sum().unstack() / len(run.blocks[name]) for name, each in of_means.items()
+        }
+        by_step[step] = pd.concat(means, axis=1).swaplevel(axis=1)
+    return pd.concat(by_step, names=["step"]) if by_step else pd.DataFrame()
+
+
+def _range(seeds: Sequence[Run], metric: str, name: Any) -> pd.Series:
+    """The range of a mean over blocks over runs, by step at which two of them have it."""
+    means = [run.means(metric)[name] for run in seeds if name in run.means(metric)]
+    table = pd.DataFrame(dict(enumerate(means)), dtype=float)
+    table = table[table.notna().sum(axis=1) > 1]
+    return table.max(axis=1) - table.min(axis=1)

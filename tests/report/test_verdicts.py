@@ -1,0 +1,133 @@
+"""Two runs compared: which numbers differ, how surely, and from which step on."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from embedgeo import compare
+from embedgeo.report.runs import read_runs
+from embedgeo.report.verdicts import verdicts
+from embedgeo.results.folder import SweepFolder
+from tests.report.page import report
+from tests.report.synthetic import make_sweep
+
+STEPS = (0, 8, 64, 512)
+METRICS = ("n", "M_over_Q", "anisotropy")
+BLOCKS = ["block.00", "block.01"]
+
+
+def run_in(folder, shifts=(), stderr=0.01, **options):
+    """A sweep whose M / Q is 0.5, and so much more at steps."""
+    changes = {(step, layer, "M_over_Q"): 0.5 for step in STEPS for layer in BLOCKS}
+    changes |= {(step, layer, "M_over_Q"): 0.5 + x for step, x in shifts for layer in BLOCKS}
+    return make_sweep(folder, STEPS, 2, metrics=METRICS, changes=changes, stderr=stderr, **options)
+
+
+def row(*folders, **options):
+    return compare(*folders, **options).set_index("metric").loc["M_over_Q"]
+
+
+def test_two_runs_differ_beyond_two_errors_from_the_step_on_that_it_lasts(tmp_path):
+    plain = run_in(tmp_path / "plain")
+    # errors of 0.005 in both: 0.00707 of a difference
+    other = run_in(tmp_path / "other", [(8, 0.1), (64, 0.012), (512, 0.03)])
+    found = row(plain, other)
+    assert found[["a", "b", "difference"]].tolist() == pytest.approx([0.5, 0.53, 0.03])
+    assert found["stderr"] == pytest.approx(0.01 * np.hypot(0.5, 0.53), rel=1e-6)
+    assert found["errors"] == pytest.approx(0.03 / found["stderr"])
+    assert (found["step"], found["verdict"], found["from_step"]) == (512, "differs", 512)
+    lasting = run_in(tmp_path / "lasting", [(64, 0.1), (512, 0.03)])
+    assert row(plain, lasting)["from_step"] == 64
+    near = row(plain, run_in(tmp_path / "near", [(512, 0.012)]))
+    assert (near["verdict"], np.isnan(near["from_step"])) == ("does not differ", True)
+    same = compare(plain, other).set_index("metric")["verdict"]
+    assert same["anisotropy"] == "does not differ"
+
+
+def test_without_errors_nothing_is_said_to_be_alike(tmp_path):
+    plain, other = (run_in(tmp_path / name, stderr=np.nan) for name in ("plain", "other"))
+    assert set(compare(plain, other)["verdict"]) == {"no error known"}
+    sentences, _ = verdicts(*read_runs([plain, other]), [])
+    assert sentences[-1] == "Measure both with jackknife= for standard errors."
+
+
+def test_what_another_seed_changes_as_much_does_not_differ(tmp_path):
+    plain = run_in(tmp_path / "plain")
+    other = run_in(tmp_path / "other", [(512, 0.03)])
+    seeds = [run_in(tmp_path / f"seed{i}", [(512, shift)]) for i, shift in enumerate((-0.02, 0.02))]
+    found = row(plain, other, seeds=seeds)
+    assert (found["verdict"], found["seeds"]) == ("does not differ", pytest.approx(0.04))
+    assert row(plain, other, seeds=seeds[:1])["verdict"] == "differs"  # one has no range
+    found = row(plain, run_in(tmp_path / "far", [(512, 0.05)]), seeds=seeds)
+    assert found["verdict"] == "differs"
+
+
+def test_runs_that_are_measured_otherwise_are_not_compared(tmp_path):
+    plain, other = (run_in(tmp_path / name) for name in ("plain", "other"))
+    for folder, length in ((plain, 64), (other, 32)):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["asked"]["seq_len"] = length
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert set(compare(plain, other)["verdict"]) == {"cannot be compared"}
+    sentences, _ = verdicts(*read_runs([plain, other]), [])
+    assert sentences == ["These runs cannot be compared: they differ in sequence length."]
+
+
+def deviations(random, shared):
+    """A table of the jackknife, of deviations that are the same in both runs but for noise."""
+    parts = [
+        pd.DataFrame(
+            {
+                "layer": layer,
+                "layer_index": i,
+                "group": range(8),
+                "deviation": shared + 1e-4 * random.standard_normal(8),
+                "metric": "M_over_Q",
+            }
+        )
+        for i, layer in enumerate(BLOCKS)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
+    random = np.random.default_rng(0)
+    shared = 0.01 * random.standard_normal(8)
+    tables = {name: deviations(random, shared) for name in ("plain", "other")}
+    folders = []
+    for (name, table), shift in zip(tables.items(), (0.0, 0.002), strict=True):
+        records = SweepFolder(run_in(tmp_path / f"{name} alone", [(512, shift)])).read("step512")
+        folder = SweepFolder(tmp_path / name)
+        folder.open({"model": ["lab/tiny"], "text_sha256": "a" * 64}, {})
+        folder.write("step512", records, {"jackknife": table})
+        folders.append(folder.path)
+    found = row(*folders)
+    of_means = [table.groupby("group")["deviation"].mean() for table in tables.values()]
+    expected = np.sqrt(((of_means[1] - of_means[0]) ** 2).sum())
+    assert found["stderr"] == pytest.approx(expected, rel=1e-9)
+    assert found["verdict"] == "differs"
+    (first, second) = read_runs(folders)
+    of_first = first.mean_errors("M_over_Q").iloc[-1, 0]
+    assert of_first == pytest.approx(np.sqrt((of_means[0] ** 2).sum()), rel=1e-9)
+    assert second.label == "other"
+
+
+def test_the_report_of_two_runs_begins_with_what_differs(tmp_path, capsys):
+    plain = run_in(tmp_path / "plain")
+    other = run_in(tmp_path / "other", [(64, 0.1), (512, 0.03)])
+    report(plain, other, out=tmp_path / "out", metrics=["M_over_Q"])
+    page = (tmp_path / "out" / "index.html").read_text()
+    said = (
+        "M / Q: 0.5000 ± 0.0050 in plain, 0.5300 ± 0.0053 in other at step 512: differs, by "
+        "0.0300 ± 0.0073 (4.1 standard errors); apart from step 64 on."
+    )
+    assert said in capsys.readouterr().err
+    assert page.index('id="compared"') < page.index(said) < page.index('id="what-happened"')
+
+
+def test_each_argument_has_one_run(tmp_path):
+    plain = run_in(tmp_path / "plain")
+    with pytest.raises(ValueError, match="takes two runs, one from each argument; got 1 and 0"):
+        compare(plain, [])
