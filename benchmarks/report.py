@@ -19,7 +19,7 @@ from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import PYTHIA_STEPS, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
-OF_OTHERS = {"loss", "training_loss", "tokens_seen"}  # the model's
+OF_OTHERS = {"loss", "tokens_seen"}  # the model's
 
 
 def main() -> None:

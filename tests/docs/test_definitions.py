@@ -62,7 +62,7 @@ def test_every_section_defines_the_keys_of_its_metrics_and_there_are_no_others()
         assert values.keys() - without == keys_under(heading), heading
     streaming = updated(EmbeddingMoments(6), x, ids).compute().keys()
     assert streaming - without == keys_under("Size|Directions") | UNBIASED
-    of_models = {"loss", "training_loss", "tokens_seen"}
+    of_models = {"loss", "tokens_seen"}
     expected = others.union(*sections.values(), of_models, without)
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == expected

@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.cli import main
 from embedgeo.formatting import number
@@ -103,23 +102,10 @@ def write_history(folder):
     return file.path
 
 
-def test_a_monitored_run_is_read_from_its_history_and_its_loss_from_the_loggers_events(
-    tmp_path,
-):
-    """The loss is the last run's, and before it that of the run it goes on with."""
-    history = write_history(tmp_path)
-    for steps, loss in ((range(0, 20, 2), 3.0), (range(5, 12, 2), 2.0)):
-        with SummaryWriter(str(tmp_path), filename_suffix=f".{loss}") as writer:
-            for step in steps:
-                writer.add_scalar("train/loss", loss, step, walltime=1e10 / loss + step)
-    page = report(tmp_path)
+def test_a_monitored_run_is_read_from_its_history(tmp_path):
+    write_history(tmp_path)
     kinds = ("dynamics-small", *KINDS)
-    assert page.figures == {"training-loss-small", *(f"my_metric-{kind}" for kind in kinds)}
-    loss = page.numbers("training-loss-small", "step").iloc[:, 0]
-    assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
-    assert "training_loss" in set(pd.read_csv(page.folder / "metrics.csv")["metric"])
-    kept = history.rename(tmp_path / "history.1.parquet")
-    assert [run.of_model("training_loss").to_dict() for run in read_runs([kept])] == [{}]
+    assert report(tmp_path).figures == {f"my_metric-{kind}" for kind in kinds}
 
 
 def test_a_layer_called_model_is_a_layer():
@@ -127,32 +113,6 @@ def test_a_layer_called_model_is_a_layer():
     (run,) = runs_of_records(pd.DataFrame(records).fillna({"step": 0}))
     assert run.table("V").to_dict("list") == {"model": [1.0], "block.00": [1.0]}
     assert run.model.to_dict("list") == {"loss": [3.0]}
-
-
-def test_the_loss_in_folders_inside_that_of_the_history_is_not_the_runs_own(tmp_path):
-    write_history(tmp_path)
-    with SummaryWriter(str(tmp_path)) as writer:
-        for step in range(3):
-            writer.add_scalars("loss", {"train": 1.0, "val": 9.0}, step)
-    assert [run.of_model("training_loss").to_dict() for run in read_runs([tmp_path])] == [{}]
-    for folder, loss in ((tmp_path, 2.0), (tmp_path / "finetune", 8.0)):
-        with SummaryWriter(str(folder)) as writer:
-            writer.add_scalar("loss", loss, 1)
-    (run,) = read_runs([tmp_path])
-    assert run.of_model("training_loss").to_dict() == {1: 2.0}
-
-
-def test_losses_of_two_writers_at_once_are_not_drawn_and_that_is_said(tmp_path):
-    write_history(tmp_path)
-    writers = [SummaryWriter(str(tmp_path), filename_suffix=f".{name}") for name in ("a", "b")]
-    for step in range(3):
-        for writer in writers:
-            writer.add_scalar("loss", step, step, walltime=step)
-    for writer in writers:
-        writer.close()
-    with pytest.warns(UserWarning, match=r"one writer at a time; two wrote 'loss' into .* at once"):
-        (run,) = read_runs([tmp_path])
-    assert run.of_model("training_loss").empty
 
 
 def test_what_the_overview_calls_first_and_last_is_of_these_steps_or_has_its_own(tmp_path):

@@ -1,6 +1,6 @@
 """Figures of several runs or models beside each other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from colorsys import hls_to_rgb
 from typing import Any
 
@@ -20,7 +20,7 @@ from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import with_errors
-from embedgeo.report.runs import Run, drawable
+from embedgeo.report.runs import Run
 
 Curves = dict[str, pd.Series]  # by the label of their run or model
 
@@ -64,25 +64,6 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     )
     alt = f"a line for each of {len(values)}: {', '.join(values)}."
     return data._replace(numbers=numbers, alt=f"{term(metric).name} against relative depth, {alt}")
-
-
-def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
-    """The training losses of runs against the step, on the axis of what was measured, where any was
-    logged.
-    """
-    values = Curves()
-    steps: list[list[int]] = []
-    for run in runs:
-        losses = drawable(run.of_model("training_loss")).dropna()
-        if len(losses):
-            values[run.label] = losses
-            steps += [run.steps, [*losses.index]]
-    if values:
-        data = _comparison("loss", "training_loss", "", "", values, {})
-        step_axis(data.figure.axes[0], *steps)
-        yield data._replace(
-            name="training-loss", alt="Training loss against optimizer step, a line a run."
-        )
 
 
 def _comparison(

@@ -38,7 +38,6 @@ def page_plan(
     """
     is_whole = not metrics
     drawn = in_order(metrics) if metrics else _drawn_metrics(runs)
-    losses = comparison.training_losses(runs) if is_whole else ()
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
@@ -51,7 +50,7 @@ def page_plan(
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
 
-    first: Plan = [(FIRST, partial(_glance, runs, writer, drawn, losses))]
+    first: Plan = [(FIRST, partial(_glance, runs, writer, drawn))]
     earlier = section("Beside earlier runs", beside_earlier, REFERENCE_TEXT) if references else []
     if not is_whole:
         return [*first, *of_metrics("Metrics", drawn), *earlier]
@@ -79,16 +78,11 @@ def _drawn_metrics(runs: Sequence[Run]) -> list[str]:
     return metrics
 
 
-def _glance(
-    runs: Sequence[Run],
-    writer: FigureWriter,
-    metrics: Sequence[str],
-    more: Iterable[FigureData],
-) -> Panel:
-    """Small figures of the metrics to look at first, and more of them."""
+def _glance(runs: Sequence[Run], writer: FigureWriter, metrics: Sequence[str]) -> Panel:
+    """Small figures of the metrics to look at first."""
     first = sorted(metrics, key=lambda key: key not in headlines())[:_GLANCE]
     with resized(*_SMALL):
-        data = [*chain.from_iterable(_small_figures(runs, key) for key in first), *more]
+        data = [*chain.from_iterable(_small_figures(runs, key) for key in first)]
     small = [
         writer.add(
             each._replace(

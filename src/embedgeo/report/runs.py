@@ -13,12 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from embedgeo.drawing import thinned
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.results.events import read_training_loss
 from embedgeo.results.findings import MOVED
 from embedgeo.results.folder import SweepFolder, with_means
 from embedgeo.results.parquet import (
@@ -38,7 +36,6 @@ _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256"]
-_MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "model",
     "steps",
@@ -439,17 +436,10 @@ def read_folder(folder: Path) -> list[Run]:
 
 
 def _monitored(monitored: MonitoredRun) -> Run:
-    """The run of a monitor, with the loss of its training where the loop has logged it."""
+    """The run of a monitor."""
     run = make_run(monitored.name, monitored.records)
-    path = monitored.path
-    # of runs that logged their loss into one folder, the last one's is read
-    is_kept = Path(path.stem).suffix[1:].isdigit()
-    loss = pd.Series({} if is_kept else read_training_loss(path.parent), dtype=float)
-    kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
-    model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(
         run,
-        model=model,
         settings=_settings(monitored.origin),
         date=str(monitored.origin.get("date", "")),
     )

@@ -3,11 +3,9 @@
 import os
 import re
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +15,6 @@ from embedgeo.results.records import MEANS, Record, block_means, is_mean
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 # tags, the first of which counts
-_LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")
 _LAYOUT = "custom_scalars__config__"
 
 
@@ -167,41 +164,6 @@ def layout_summary(layout: dict[str, dict[str, list[Any]]], folder: str) -> Any:
     merged.category.extend(others)
     summary.value[0].tensor.string_val[0] = merged.SerializeToString()
     return summary
-
-
-def read_training_loss(folder: Path) -> dict[int, float]:
-    """Read the training loss by step, in order, from the event files in a folder; empty where none
-    was logged.
-
-    Where there is none, those of the Hugging Face Trainer are read, in folders inside ``runs``.
-    Files in other folders are not, for they may be of validation, or of another run. Of several
-    runs it is the last one's, and before its first step that of the one that it goes on
-    with; that alone where the folder has a history that was kept of an earlier run. It is empty,
-    with a warning, where two files were written at the same time.
-    """
-    paths = [*folder.glob(f"{EVENTS}*")] or folder.glob(f"runs/*/{EVENTS}*")
-    files = [event_contents(path) for path in paths]
-    logged = {tag for events in files for tag in events.Tags()["scalars"]}
-    tag = next((tag for tag in _LOSSES if tag in logged), None)
-    writers = [events.Scalars(tag) for events in files if tag in events.Tags()["scalars"]]
-    writers.sort(key=lambda events: events[0].wall_time)
-    for one, other in pairwise(writers):
-        if other[0].wall_time < one[-1].wall_time:
-            warnings.warn(
-                f"a training loss must have one writer at a time; two wrote {tag!r} into {folder} "
-                "at once, so it is not drawn. Give each writer a folder of its own.",
-                stacklevel=2,
-            )
-            return {}
-    if any(folder.glob("*.1.parquet")):  # another one may not go on with the last
-        writers = writers[-1:]
-    losses: dict[int, float] = {}
-    for event in chain.from_iterable(writers):
-        # another run has taken this step again
-        while losses and next(reversed(losses)) >= event.step:
-            losses.popitem()
-        losses[event.step] = event.value
-    return losses
 
 
 def event_contents(path: Path) -> Any:
