@@ -88,8 +88,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
+    >>> did_you_mean("M_over_q", ["M_over_V", "M_over_Q"])
+    ' Did you mean M_over_Q?'
     """
-    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1))
+    by_letters = {each.lower(): each for each in known}
+    likely = get_close_matches(name.lower(), by_letters, 1)
+    return "".join(f" Did you mean {by_letters[other]}?" for other in likely)
 
 
 def reason(error: BaseException) -> str:
@@ -105,8 +109,14 @@ def shell_command(program: str, *arguments: object) -> str:
     """A command that can be pasted into a shell: ``embedgeo`` or ``tensorboard``, and its
     arguments.
 
-    A program that is not on the PATH is run as a module by the Python that runs now.
+    A program that is not on the PATH is run as a module by the Python that runs now. Paths in the
+    working directory are named from there.
     """
     modules = {"embedgeo": "embedgeo.cli", "tensorboard": "tensorboard.main"}
     start = [program] if shutil.which(program) else [sys.executable, "-m", modules[program]]
-    return shlex.join([*start, *map(str, arguments)])
+    here = Path.cwd()
+    shown = [
+        each.relative_to(here) if isinstance(each, Path) and here in each.parents else each
+        for each in arguments
+    ]
+    return shlex.join([*start, *map(str, shown)])

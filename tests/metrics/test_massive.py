@@ -195,7 +195,8 @@ def test_a_flag_names_each_headline_that_moves():
     for key in ("V", "V_W_over_V_unbiased", "V_on_M_slope"):
         assert f"{values[f'{key}_without_massive']:.4g}" in found["massive"], key
     told = finding_lines(records_of(dict.fromkeys(("block.00", "block.01"), values), DIM, 3, 0.0))
-    assert len(told) == 3
+    assert len(told) == 4
+    assert "1,800 rows, too few for V_W / V (4,096)" in told[-1]
     assert all("(also at block.01)" in line for line in told)
 
 

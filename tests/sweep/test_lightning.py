@@ -106,7 +106,10 @@ STATE = Forward().state_dict()
 @pytest.mark.parametrize(
     ("stored", "why"),
     [
-        ({"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}}, "2: .*callbacks EMA w"),
+        (
+            {"callbacks": {"EMA": {"w": dict(Forward().named_parameters())}}},
+            ": .*callbacks EMA w",
+        ),
         ({"state_dict": {f"net.{k}": v for k, v in STATE.items()}}, "must hold the weights of the"),
         ({"state_dict": {k: v.bool() for k, v in STATE.items()}}, "of 16 bits or more"),
         ({"hyper_parameters": {"num_positions": 64, "heads": 8}}, "; heads=8 cannot .* to Loose"),

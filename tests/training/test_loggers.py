@@ -4,6 +4,7 @@ import logging
 import sys
 
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -11,7 +12,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
+from embedgeo.report.runs import read_runs
 from embedgeo.results.events import custom_layout, event_contents
+from embedgeo.results.parquet import monitored_runs
 from embedgeo.training.loggers import Adapter, Illustrations, adapter_of
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
@@ -118,3 +121,39 @@ def test_the_users_custom_scalars_are_kept(tmp_path):
             adapter_of(writer, prefix).write_charts(prefix, ["V"], "")
     titles = [each.title for each in custom_layout(event_contents(tmp_path)).category]
     assert titles == ["two: size and variance", "one: size and variance", "mine"]
+
+
+def test_pictures_of_a_run_that_goes_on_begin_where_it_began(tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(history, prefix):
+        drawn.append(sorted({each["step"] for each in history}))
+        return ()
+
+    monkeypatch.setattr(live, "draw_pictures", draw)
+    model, states = gpt_neox(), [None]
+    for steps in (range(3), range(3, 6)):
+        options = {"metrics": moments, "on_error": "raise", "measure_last": False}
+        with SummaryWriter(str(tmp_path)) as log:
+            monitor = StepMonitor(model, 1, log=log, **options)
+            if states[-1]:
+                monitor.load_state_dict(states[-1])
+            for step in steps:
+                with monitor.step(step):
+                    model(**token_batch())
+            monitor.close()
+            states.append(monitor.state_dict())
+    assert drawn[-1] == [0, 1, 2, 3, 4, 5]
+    assert drawn[3] == [0, 1, 2, 3]
+
+
+def test_what_a_model_computes_in_and_how_many_ranks_there_are_is_on_record(tmp_path):
+    model = gpt_neox()
+    options = {"folder": tmp_path, "metrics": moments, "measure_last": False}
+    cast = torch.autocast("cpu", torch.bfloat16)
+    with StepMonitor(model, **options) as monitor, monitor.step(0), cast:
+        model(**token_batch())
+    (run,) = read_runs([tmp_path])
+    assert run.settings["dtype"] == "float32 (bfloat16 autocast)"
+    (monitored,) = monitored_runs(tmp_path)
+    assert monitored.origin["ranks"] == "1"

@@ -161,6 +161,7 @@ class Probe:
         self.sequence_mesh: DeviceMesh | None = None
         self.on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
+        self.autocast_dtype: torch.dtype | None = None  # of the hidden state read last
         self._no_grad_passes = no_grad_passes
         self._layers = layers
         self._inputs = inputs
@@ -447,7 +448,10 @@ class Probe:
 
     def _take(self, layer: Layer, hidden: Tensor) -> None:
         """Give the hidden state of a call to the metrics of its layer."""
-        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        kind = hidden.device.type
+        is_cast = torch.is_autocast_enabled(kind)
+        self.autocast_dtype = torch.get_autocast_dtype(kind) if is_cast else None
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
             if state is None:
                 return

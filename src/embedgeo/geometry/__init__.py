@@ -360,7 +360,10 @@ class Geometry:
     def origin_of_metrics(self) -> dict[str, str]:
         """The classes of the metrics, with digests of their arguments, once they have seen rows."""
         metrics = next(iter(self._metrics.values()), None)
-        return {} if metrics is None else export.recorded_metrics(metrics)
+        dtype, autocast = self.settings["dtype"], self.probe.autocast_dtype
+        if autocast is not None:
+            dtype = f"{dtype} ({str(autocast).removeprefix('torch.')} autocast)"
+        return {} if metrics is None else {**export.recorded_metrics(metrics), "dtype": dtype}
 
     def origin(self) -> dict[str, str]:
         """Model, settings and versions that the values depend on, as histories record them."""
@@ -374,6 +377,7 @@ class Geometry:
             "definitions": str(DEFINITIONS),
             "embedgeo": __version__,
             "torch": str(torch.__version__),
+            "ranks": str(num_ranks(self._group)),
         }
 
     def silent_layers(self) -> list[str]:

@@ -49,6 +49,7 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     "trust_remote_code",
     "by",
     "date",
+    "ranks",
 )
 SETTINGS = {
     "text_sha256": "text",

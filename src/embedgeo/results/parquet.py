@@ -76,7 +76,7 @@ _ORIGIN = "origin"  # of a history, there, too
 _WRITER = "writer"
 _RUN = "run"
 # of an origin: they change no value at a layer
-_WITHOUT_EFFECT = {"date", "model", "layers", "jackknife", "embedgeo", "torch"}
+_WITHOUT_EFFECT = {"date", "model", "layers", "jackknife", "embedgeo", "torch", "ranks"}
 _open = WeakValueDictionary[Path, "HistoryFile"]()  # the last one of this process at each path
 
 
@@ -218,6 +218,11 @@ class HistoryFile:
         self._paused_until = 0.0
         self._process = os.getpid()
         atexit.register(self._write_at_exit)
+
+    def earlier(self) -> Sequence[Record]:
+        """The records of the run that this one goes on with, once the file has been read."""
+        records: list[Record] = [] if self._earlier is None else self._earlier.to_pylist()
+        return records
 
     def add(self, records: Sequence[Record]) -> str:
         """Add the records of one measurement, if there are any; see `write`."""

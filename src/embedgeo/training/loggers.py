@@ -86,9 +86,17 @@ class Illustrations:
     _num_drawn: int = field(default=0, init=False)  # records
 
     def write(
-        self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
+        self,
+        loggers: Iterable[object],
+        history: Sequence[Record],
+        earlier: Callable[[], Sequence[Record]] = tuple,
+        *,
+        last: bool = False,
     ) -> None:
-        """Write what is new: after each measurement, and once more after the ``last`` one."""
+        """Write what is new: after each measurement, and once more after the ``last`` one.
+
+        ``earlier`` gives the records of the run that this one goes on with.
+        """
         if not history:
             return
         step = history[-1]["step"]
@@ -100,7 +108,7 @@ class Illustrations:
         if self._adapters and is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
             self._tell(history, step)
-            self._draw(history, step)
+            self._draw([*earlier(), *history], step)
 
     def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
         """Lay out the charts, and explain the metrics."""

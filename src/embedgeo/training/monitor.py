@@ -704,7 +704,7 @@ class Monitor(ABC):
             measure(step, self._why_not_last(step))
         if not self._failed:
             with self._own_work():
-                self._illustrations.write(self._loggers(), self.history, last=True)
+                self._illustrate(last=True)
         self._clock.end()
 
     def _is_last_due(self, step: int) -> bool:
@@ -960,8 +960,12 @@ class Monitor(ABC):
             self._write(partial(self._file.add, measured))
             self._history_run = self._file.run
         if not self._failed:
-            self._illustrations.write(self._loggers(), self.history)
+            self._illustrate()
         self._log(step, logged)  # ends W&B's row
+
+    def _illustrate(self, *, last: bool = False) -> None:
+        earlier = tuple if self._file is None else self._file.earlier
+        self._illustrations.write(self._loggers(), self.history, earlier, last=last)
 
     def _warn_of_nothing(
         self, step: int, records: list[Record], why_silent: str, num_rows: int, *, has_lost: bool
