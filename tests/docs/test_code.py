@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from embedgeo import cli
+from embedgeo.glossary import known_terms
 from embedgeo.options import make_parser
 from embedgeo.presets import example_files
 from embedgeo.report.runs import read_runs
@@ -122,6 +123,15 @@ def test_flags_of_a_report_are_on_the_page(tmp_path):
     raised = {flag.title for flag in flags(run)}
     assert len(raised) >= 5
     assert raised <= {*on_page}
+
+
+def test_the_rows_that_a_number_needs_are_those_of_the_page():
+    table = blocks.text("docs/sampling.md").partition("## What to take")[2]
+    on_page = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([\d,]+) \|", table, re.M))
+    needed = {key: term for key, term in known_terms().items() if term.rows}
+    assert {key: f"{term.rows:,}" for key, term in needed.items()}.items() <= on_page.items()
+    assert len(needed) == 4
+    assert on_page["anisotropy"] == f"{128 * known_terms()['anisotropy'].rows_per_dimension:,}"
 
 
 def test_every_option_of_a_sweep_is_on_its_page():
