@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from embedgeo.formatting import listed, number, with_error
+from embedgeo.formatting import listed, number, with_error, with_minus
 from embedgeo.glossary import headlines, term
 from embedgeo.report.reference import IGNORED
 from embedgeo.report.runs import Results, Run, runs_in
@@ -105,7 +105,7 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
             with_error(row[key], run.mean_errors(row["metric"])[row["mean"]][row["step"]])
             for key, run in (("a", a), ("b", b))
         ]
-        difference = with_error(row["difference"], row["stderr"])
+        difference = with_minus(with_error(row["difference"], row["stderr"]))
         cells[name] = {
             a.label: of_both[0],
             b.label: of_both[1],
