@@ -1,4 +1,4 @@
-"""Figures of single token types that papers show, beyond those of the report."""
+"""Figures of single token types that papers show."""
 
 from pathlib import Path
 
@@ -25,10 +25,12 @@ def save_figures(measured: Measured, folder: Path, prefix: str, most_layers: int
         present = _present(types, measured)
         found["tokens-histograms"] = histograms(types, present)
         middle = two_layers(present, measured)[0]
+        places = np.linspace(0, len(present) - 1, min(most_layers, len(present))).round()
+        layers = [present[int(place)] for place in places]
+        found["tokens-V-against-M"] = mean_against_variance(types, layers)
         found["tokens-raw-against-frequency"] = raw_against_frequency(types, middle)
         if "num_tokens" in types and (types["num_tokens"] > 1).any():
-            places = np.linspace(0, len(present) - 1, min(most_layers, len(present)))
-            for layer in {present[round(place)] for place in places}:
+            for layer in layers:
                 found[f"words-{layer}"] = words(types, layer)
     if files := measured.tables.get("occurrences"):
         table = pd.read_parquet(files[max(files)])
@@ -61,20 +63,38 @@ def raw_against_frequency(types: pd.DataFrame, layer: str) -> Figure:
     """Q, M and V of the token types of a layer against log frequency, with regression lines."""
     at_layer = types[types["layer"] == layer]
     logs = np.log10(at_layer["n"])
-    is_inside = at_layer["n"].between(*REGRESSION_COUNT_RANGE)
     figure, axes = _panels(f"Q, M and V against frequency at {layer}", 3)
     for ax, key in zip(axes, "QMV", strict=True):
-        values = at_layer[key]
-        ax.scatter(logs, values, s=7, lw=0, c=np.where(is_inside, "C0", "0.8"))
-        x, y = logs[is_inside], values[is_inside]
-        slope, r2 = map(float, least_squares(torch.tensor(x.values), torch.tensor(y.values)))
-        if np.isfinite(slope):
-            ends = np.array([x.min(), x.max()])
-            ax.plot(ends, y.mean() + slope * (ends - x.mean()), color="C3")
-        ax.set_title(f"slope {slope:.3g}, R² {r2:.3g}", fontsize="small")
+        ax.set_title(_regress(ax, at_layer["n"], logs, at_layer[key]), fontsize="small")
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(f"{key} of the token type")
     return figure
+
+
+def mean_against_variance(types: pd.DataFrame, layers: list[str]) -> Figure:
+    """V against M of the token types of some layers, with regression lines."""
+    figure, axes = _panels("V against M", len(layers))
+    for ax, layer in zip(axes, layers, strict=True):
+        at_layer = types[types["layer"] == layer]
+        line = _regress(ax, at_layer["n"], at_layer["M"], at_layer["V"])
+        ax.set_title(f"{layer}: {line}", fontsize="small")
+        ax.set_xlabel("M of the token type")
+    axes[0].set_ylabel("V of the token type")
+    return figure
+
+
+def _regress(ax: Axes, n: pd.Series, x: pd.Series, y: pd.Series) -> str:
+    """Scatter ``y`` of token types against ``x``, those outside of the range of the regressions
+    pale, and draw the line of the others; its slope and R² in words.
+    """
+    is_inside = n.between(*REGRESSION_COUNT_RANGE)
+    ax.scatter(x, y, s=7, lw=0, c=np.where(is_inside, "C0", "0.8"))
+    x, y = x[is_inside], y[is_inside]
+    slope, r2 = map(float, least_squares(torch.tensor(x.values), torch.tensor(y.values)))
+    if np.isfinite(slope):
+        ends = np.array([x.min(), x.max()])
+        ax.plot(ends, y.mean() + slope * (ends - x.mean()), color="C3")
+    return f"slope {slope:.3g}, R² {r2:.3g}"
 
 
 def histograms(types: pd.DataFrame, layers: list[str]) -> Figure:

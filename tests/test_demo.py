@@ -39,7 +39,7 @@ def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(demo, 
     printed = " ".join(demo.printed.split())
     assert f"The sweep gives the monitor's {len(records):,} numbers again" in printed
     figures = names(swept / "report" / "figures")
-    assert {"tokens-V-against-M", "mean_cosine-dynamics"} <= figures
+    assert "mean_cosine-dynamics" in figures
 
 
 def test_numbers_that_differ_are_owned_up_to(records):

@@ -102,8 +102,8 @@ def names(results):
 
 
 def sweep_folder(folder):
-    """A small folder of a sweep, with token tables."""
-    return make_sweep(folder, steps=(0, 1, 8, 64), num_blocks=2, dim=16, n=4096.0, tokens=True)
+    """A small folder of a sweep."""
+    return make_sweep(folder, steps=(0, 1, 8, 64), num_blocks=2, dim=16, n=4096.0)
 
 
 def run(page, namespace):

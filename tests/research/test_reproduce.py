@@ -177,7 +177,8 @@ def test_every_claim_of_the_page_of_a_tiny_model_has_a_verdict(tmp_path):
     page = (folder / "yamagiwa2025.html").read_text()
     assert page.count('<td class="verdict"><strong>') == len(rows)
     pictures = re.findall(r'<img src="([^"]+)"', page)
-    assert {"yamagiwa2025/token-types/tokens-histograms.png"} <= {*pictures}
+    names = ("histograms", "V-against-M")
+    assert {f"yamagiwa2025/token-types/tokens-{name}.png" for name in names} <= {*pictures}
     assert all((folder / path).is_file() for path in pictures)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["asked"]["count_range"] == [10, 100_000]
