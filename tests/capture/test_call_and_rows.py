@@ -14,6 +14,7 @@ from torch import nn
 
 import embedgeo
 from embedgeo import EmbeddingMoments, observe
+from embedgeo.training.plan import sources_of_rows
 from tests.models import gpt_neox, llama, token_batch
 
 KEYS = "n", "Q", "M"
@@ -320,10 +321,12 @@ def test_rows_of_images_are_not_those_of_as_many_tokens(kind):
     ids = torch.randint(30, (2, length))
     batch = {"input_ids": ids, "attention_mask": (torch.arange(length) < 9).expand(2, -1).long()}
     batch["pixel_values"] = torch.randn(2, 3, 16, 16)
-    given = {} if kind == "Siglip" else {"token_ids": ids}
-    with torch.no_grad(), observe(model, **given) as geometry:
+    with torch.no_grad(), observe(model) as geometry:
         model(**batch)
-    assert geometry.compute()["block.01"]["n"] == 18
+    values = geometry.compute()["block.01"]
+    assert (values["n"], values["token_types"]) == (18, len(ids[:, :9].unique()))
+    of_ids, _ = sources_of_rows(geometry, has_ids=True, ids=False, mask=False)
+    assert of_ids.endswith("token_embedding (vision_model beside the text: not measured)")
     for layers in "vision_model.encoder.layers.0", "vision_model.*.mlp":
         with pytest.raises(ValueError, match="beside the blocks of the text"):
             measured(model, **batch, layers=layers)

@@ -281,7 +281,8 @@ def test_no_tokenizer_anywhere(hub, tmp_path, options):
     )
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
     line = "run has no files of one, nor have its checkpoints. Name a folder"
-    assert_refused(line, str(tmp_path / "run"), **options)
+    for dry_run in (True, False):
+        assert_refused(line, str(tmp_path / "run"), **options, dry_run=dry_run)
 
 
 @pytest.mark.usefixtures("reader")

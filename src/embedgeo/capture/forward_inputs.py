@@ -534,7 +534,7 @@ class ForwardInputs:
         self.num_token_types = max(
             (getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62
         )
-        self._other_towers = (
+        self.other_towers = (
             structure.other_towers(parts[0], self.tables) if len(parts) == 1 else set()
         )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
@@ -841,7 +841,7 @@ class ForwardInputs:
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
-            if self.recorded and layer.calls[0].module in self._other_towers:
+            if self.recorded and layer.calls[0].module in self.other_towers:
                 raise ValueError(
                     f"layer {layer.name!r} must be of the tokens that the model is given; it is "
                     "beside the blocks of the text, as those of images are. Measure that part "

@@ -377,7 +377,7 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     head's weight or are not named after positions, segments and times, those named after tokens,
     else all.
     """
-    get_table = getattr(submodel, "get_input_embeddings", None)
+    get_table = getattr(_text_model(submodel), "get_input_embeddings", None)
     if callable(get_table):
         try:
             table = get_table()

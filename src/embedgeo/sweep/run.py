@@ -17,7 +17,7 @@ from embedgeo.sweep.plan import SweepPlan, plan_sweep, plan_table
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.sweep.progress import Sweep
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText, prepare_texts
+from embedgeo.sweep.texts import ProbeText, prepare_texts, require_tokenizers
 from embedgeo.text import Documents
 
 
@@ -40,6 +40,7 @@ def run_sweep(settings: SweepSettings) -> int:
             stack.enter_context(connected(settings))
         plan = plan_sweep(settings, folder)
         if settings.dry_run:
+            require_tokenizers(plan.checkpoints, settings)
             print(plan_table(plan))
             return 0
         texts = _prepared_texts(settings, documents, plan, recorded)

@@ -147,9 +147,7 @@ def prepare_texts(
     documents: Documents, plan: Sequence[Checkpoint], settings: SweepSettings
 ) -> tuple[dict[str, ProbeText], list[str]]:
     """The text of each model, which it fits; and sentences about models of fewer positions."""
-    models: dict[str, list[Checkpoint]] = {}
-    for checkpoint in plan:
-        models.setdefault(checkpoint.model, []).append(checkpoint)
+    models = _by_model(plan)
     require_model_class(plan, settings.model_class)
     cut = cut_texts(
         documents,
@@ -207,6 +205,21 @@ def prepare_texts(
                         "what is around it"
                     )
     return texts, lines
+
+
+def _by_model(plan: Sequence[Checkpoint]) -> dict[str, list[Checkpoint]]:
+    models: dict[str, list[Checkpoint]] = {}
+    for checkpoint in plan:
+        models.setdefault(checkpoint.model, []).append(checkpoint)
+    return models
+
+
+def require_tokenizers(plan: Sequence[Checkpoint], settings: SweepSettings) -> None:
+    """Raise ValueError if a model of the plan that is here needs a tokenizer, and none loads."""
+    with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
+        for model, checkpoints in _by_model(plan).items():
+            if settings.tokens is None and is_local(model):
+                find_tokenizer(checkpoints, settings, Path(folder))
 
 
 def _with_positions(settings: SweepSettings, model: nn.Module) -> SweepSettings:

@@ -84,17 +84,21 @@ def plan_sentences(
 
 
 def sources_of_rows(geometry: Geometry, *, has_ids: bool, ids: bool, mask: bool) -> tuple[str, str]:
-    """Where token ids and mask come from; they may be given."""
+    """Where token ids and mask come from, which may be given, and what is beside the text."""
     inputs = geometry.inputs
     of_ids = "no token ids"
+    paths = {each: name for name, each in measured_model(geometry.model).named_modules()}
+    towers = [name for each, name in paths.items() if each in inputs.other_towers]
+    outer = [name for name in towers if name.rpartition(".")[0] not in towers]
     if has_ids:
-        paths = {each: name for name, each in measured_model(geometry.model).named_modules()}
         tables = listed([paths[table] for table in inputs.tables], 2) or "the batch"
         of_ids = f"token ids of {'token_ids=' if ids else tables}"
     calls = (signature(module.forward).parameters for module in inputs.enclosing_modules)
     of_mask = "mask of mask=" if mask else "no mask"
     if not mask and any(READ_MASKS & call.keys() for call in calls):
         of_mask = "the model's mask where it is given one"
+    if outer:
+        of_ids += f" ({listed(outer, 2)} beside the text: not measured)"
     return of_ids, of_mask
 
 
