@@ -1,16 +1,20 @@
 """The most memory that a measurement takes, beside what `embedgeo.describe` states before it.
 
 Layers of random rows, without a model: 33 of width 4,096 by default, which take some minutes. A
-fiftieth of the rows is massive, so that each layer has both copies of its metrics.
+fiftieth of the rows is massive, so that each layer has both copies of its metrics. On several ranks
+it is the memory of the first one.
 """
 
 import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from embedgeo import GeometryMonitor, StepMonitor, describe
@@ -72,6 +76,19 @@ def _most_resident() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def on_rank(rank: int, num_ranks: int, file: str, size: tuple[int, int, int], case: str) -> None:
+    """Print what one case takes, in a process of a group of several."""
+    torch.manual_seed(rank)
+    if num_ranks > 1:
+        dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=num_ranks)
+    stated, taken = stated_and_taken(*size, *CASES[case])
+    if rank == 0:
+        ratio = f"{taken / 1e6:.0f} MB taken / {stated / 1e6:.0f} MB stated"
+        print(f"{case}: {ratio} = {taken / stated:.2f}", flush=True)
+    if num_ranks > 1:
+        dist.destroy_process_group()
+
+
 CASES = {"one batch": (1, 0), "two batches": (2, 0), "four groups": (1, 4)}
 
 
@@ -80,13 +97,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=33)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=512, help="of each of 8 sequences")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--only", choices=CASES)
     parsed = parser.parse_args()
     if parsed.only:
         size = parsed.layers, parsed.width, parsed.tokens
-        stated, taken = stated_and_taken(*size, *CASES[parsed.only])
-        ratio = f"{taken / 1e6:.0f} MB taken / {stated / 1e6:.0f} MB stated"
-        print(f"{parsed.only}: {ratio} = {taken / stated:.2f}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            given = parsed.ranks, f"{folder}/init", size, parsed.only
+            mp.spawn(on_rank, given, parsed.ranks)
     else:
         for case in CASES:
             subprocess.run([sys.executable, *sys.orig_argv[1:], "--only", case], check=True)
