@@ -4,6 +4,7 @@ they are given, against their own states.
 
 from collections import namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -302,7 +303,7 @@ class DataBatch:
     attention_mask: torch.Tensor
 
 
-@pytest.mark.parametrize("kind", [dict, NamedBatch, DataBatch])
+@pytest.mark.parametrize("kind", [dict, NamedBatch, DataBatch, SimpleNamespace])
 def test_the_mask_of_a_batch_that_is_one_argument_is_read(kind):
     ids = torch.arange(12).view(3, 4)
     values = measured(Whole(), kind(ids=ids, attention_mask=ids > 5))
@@ -745,14 +746,3 @@ def test_packed_texts_are_texts(rows, told):
         keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"
     got, want = (each.compute()["block.01"] for each in (together, one_by_one))
     assert [got[key] for key in keys] == pytest.approx([want[key] for key in keys], rel=1e-4)
-
-
-def test_an_image_among_positions_of_several_axes_is_no_text():
-    time = torch.tensor([0, 1, 2, 2, 2, 2, 4, 5, 0, 1, 2])
-    height = torch.tensor([0, 1, 2, 2, 3, 3, 4, 5, 0, 1, 2])
-    width = torch.tensor([0, 1, 2, 3, 2, 3, 4, 5, 0, 1, 2])
-    positions = torch.stack([time, height, width])[:, None]
-    ids = torch.arange(11)[None]
-    with torch.no_grad(), observe(Small(), rows="last") as geometry:
-        geometry.model(ids, position_ids=positions)
-    assert geometry.compute()["block.01"]["n"] == 2
