@@ -167,6 +167,7 @@ class AttentionEncoder(nn.Module):
         {"down": bare(3), "up": bare(3)},
         {"layers": bare(4), "heads": blocks(3)},
         {"encoder": AttentionEncoder(), "post": blocks(2)},
+        {"trunk": blocks(3), "inner": nn.Transformer(16, 2, 1, 1, 32, batch_first=True)},
     ],
 )
 def test_of_several_lists_of_blocks_none_is_guessed(lists):
@@ -187,12 +188,6 @@ class TwoTowers(hf.PreTrainedModel):
 def test_of_several_lists_in_a_pretrained_model_of_ones_own_none_is_guessed():
     with pytest.raises(ValueError, match=r"TwoTowers has image, text side by side"):
         layer_names(TwoTowers())
-
-
-def test_blocks_beside_a_transformer_of_torch_are_not_passed_over():
-    inner = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
-    with pytest.raises(ValueError, match=r"has inner.encoder.layers, trunk side by side"):
-        layer_names(nn.ModuleDict({"trunk": blocks(3), "inner": inner}))
 
 
 def test_a_list_inside_of_blocks_is_not_the_blocks():
