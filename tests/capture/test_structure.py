@@ -71,18 +71,6 @@ def test_of_tables_that_nothing_tells_apart_the_ids_must_fit():
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_blocks_in_a_module_dict():
-    model, ids = Titan().eval(), token_batch()["input_ids"]
-    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
-    geometry = observed(model, {"tokens": ids})
-    x = model.tok_embeddings(ids)
-    for i in range(3):
-        x = model.layers[str(i)](x)
-        rows, seen = rows_seen(geometry, f"block.0{i}")
-        assert torch.equal(rows, x.flatten(0, 1))
-        assert torch.equal(seen, ids.flatten())
-
-
 class OfLists(nn.Module):
     """Blocks as in vit-pytorch and x-transformers: lists of modules."""
 
@@ -190,11 +178,12 @@ def test_of_several_lists_in_a_pretrained_model_of_ones_own_none_is_guessed():
         layer_names(TwoTowers())
 
 
-def test_a_list_inside_of_blocks_is_not_the_blocks():
+def test_lists_of_tables_and_inside_of_blocks_are_not_the_blocks():
     model = NanoGPT()
     expected = layer_names(model)
     for block in model.transformer.h:
         block.experts = blocks(3)
+    model.tables = nn.ModuleList(nn.Embedding(9, 16) for _ in range(3))
     assert layer_names(model) == expected
     model.transformer.h.append(nn.LayerNorm(16))  # then they are of several types
     with pytest.raises(ValueError, match="found none"):

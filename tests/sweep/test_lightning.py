@@ -16,7 +16,7 @@ from tests.sweep.tiny import tokenizer_files, write_files
 class Blocks(pl.LightningModule):
     """A language model with as many positions as its table has."""
 
-    def __init__(self, folder=None, options=None, num_positions=64):
+    def __init__(self, num_positions=64):
         super().__init__()
         self.save_hyperparameters()
         self.embedding, self.positions = nn.Embedding(300, 8), nn.Embedding(num_positions, 8)
