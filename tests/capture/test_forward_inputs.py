@@ -223,14 +223,22 @@ def test_masks_of_unknown_values_are_refused():
             rows_told(ids, mask)
 
 
-class Inner(nn.Module):
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+
+    def forward(self, hidden, numbers=None):
+        return self.blocks[1](self.blocks[0](hidden))
+
+
+class Inner(Blocks):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(96, 4)
-        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
 
     def forward(self, input_ids, attention_mask, position_ids):
-        return self.blocks[1](self.blocks[0](self.table(input_ids)))
+        return super().forward(self.table(input_ids))
 
 
 class TwoCalls(nn.Module):
@@ -255,32 +263,21 @@ def test_an_inner_call_has_its_own_mask_and_positions():
     assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(expected))
 
 
-class OfDocuments(Inner):
+class OfDocuments(nn.Module):
     """Its blocks are called with the numbers of documents, or the ids, beside hidden states."""
 
     def __init__(self):
         super().__init__()
-        self.inner = Blocks()
+        self.table, self.inner = nn.Embedding(96, 4), Blocks()
 
     def forward(self, input_ids, attention_mask, position_ids):
         return self.inner(self.table(input_ids), position_ids // 2)
 
 
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
-
-    def forward(self, hidden, numbers):
-        return self.blocks[1](self.blocks[0](hidden))
-
-
 def test_numbers_beside_hidden_states_leave_mask_and_positions_as_they_are():
     batch = token_batch(padding="right")
     positions = torch.arange(batch["input_ids"].shape[1])[None] % 5
-    model = OfDocuments()
-    del model.blocks
-    geometry = observed(model, {**batch, "position_ids": positions}, skip_first_positions=1)
+    geometry = observed(OfDocuments(), {**batch, "position_ids": positions}, skip_first_positions=1)
     counts = batch["attention_mask"].bool() & (positions > 0)
     assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][counts])
 

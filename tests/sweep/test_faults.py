@@ -264,7 +264,6 @@ def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
         REPOSITORY,
         **options,
     )
-    assert_refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
 def test_no_tokenizer_anywhere(hub, tmp_path, options):
