@@ -234,14 +234,12 @@ class TorchEncoder(nn.Module):
     are transposed.
     """
 
-    def __init__(self, *, batch_first=True, transposes=False, width=16):
+    def __init__(self, *, batch_first=True, transposes=False):
         super().__init__()
-        block = nn.TransformerEncoderLayer(
-            width, 2, 2 * width, dropout=0.0, batch_first=batch_first
-        )
-        self.table = nn.Embedding(VOCABULARY, width)
+        block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=batch_first)
+        self.table = nn.Embedding(VOCABULARY, 16)
         self.encoder = nn.TransformerEncoder(
-            block, 3, nn.LayerNorm(width), enable_nested_tensor=batch_first
+            block, 3, nn.LayerNorm(16), enable_nested_tensor=batch_first
         )
         self.transposes = transposes
 

@@ -2,8 +2,6 @@
 forward pass.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers as hf
@@ -57,17 +55,20 @@ def test_a_mask_of_four_dimensions_tells_padding(padding, causal, form):
     assert torch.equal(counts, batch["input_ids"][keep])
 
 
+class Rows(nn.Module):
+    """Its layer has a row for each token id, whatever else it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(96, 4), nn.Identity()
+
+    def forward(self, input_ids, **others):
+        return self.layer(self.table(input_ids))
+
+
 def rows_told(ids, mask):
-    class Told(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.layer = nn.Embedding(96, 4), nn.Identity()
-
-        def forward(self, input_ids, attention_mask):
-            return self.layer(self.table(input_ids))
-
     given = {"input_ids": ids, "attention_mask": mask}
-    return rows_seen(observed(Told(), given, "layer"), "layer")[1]
+    return rows_seen(observed(Rows(), given, "layer"), "layer")[1]
 
 
 def test_masks_that_do_not_tell_padding_are_refused():
@@ -94,54 +95,27 @@ def test_position_ids_that_do_not_grow_mark_no_texts():
         assert len(rows_seen(geometry, "block.00")[0]) == 2 * num_texts
 
 
-class Held(nn.Module):
-    """Gets its arguments in one, of any kind."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.layer = nn.Embedding(96, 4), nn.Identity()
-
-    def forward(self, batch):
-        ids = batch.input_ids if hasattr(batch, "input_ids") else batch["text"]["input_ids"]
-        return self.layer(self.table(ids))
-
-
-def test_a_batch_that_is_an_object_tells_its_mask():
-    batch = token_batch(padding="left")
-    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
-    geometry = observed(Held(), {"batch": SimpleNamespace(**batch)}, "layer")
-    assert torch.equal(rows_seen(geometry, "layer")[1], ids[keep])
-
-
 def test_two_masks_of_one_name_tell_nothing():
     text, other = token_batch(padding="left"), token_batch(padding="right")
-    batch = {"batch": {"text": text, "other": {"attention_mask": other["attention_mask"]}}}
+    batch = {**text, "other": {"attention_mask": other["attention_mask"]}}
     with pytest.raises(ValueError, match="attention_mask is given twice"):
-        observed(Held(), batch, "layer")
+        observed(Rows(), batch, "layer")
 
 
 def test_positions_of_one_dimension_mark_the_texts_of_flat_rows():
-    class Flat(Held):
-        def forward(self, input_ids, position_ids):
-            return self.layer(self.table(input_ids))
-
-    texts = torch.tensor([[7, 8, 7, 8, 9, 5], [0, 1, 0, 1, 2, 3]])
-    with observe(Flat(), "layer") as geometry:
-        Flat.__call__(geometry.model, *texts)
+    ids, positions = torch.tensor([[7, 8, 7, 8, 9, 5], [0, 1, 0, 1, 2, 3]])
+    with observe(Rows(), "layer") as geometry:
+        geometry.model(ids, position_ids=positions)
     # from pairs in different texts, of which there are two
     assert geometry.compute()["layer"]["V_W_unbiased"] == 0
 
 
 def test_frames_of_one_time_are_of_one_text():
-    class Frames(Held):
-        def forward(self, input_ids, position_ids):
-            return self.layer(self.table(input_ids))
-
     # time, height and width of a word, two frames of two patches and a word; the same again
     text = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 1, 1, 3], [0, 1, 2, 1, 2, 3]]
     positions = torch.tensor(text).tile(2)[:, None]
     batch = {"input_ids": torch.arange(12)[None], "position_ids": positions}
-    geometry = observed(Frames(), batch, "layer", rows="last")
+    geometry = observed(Rows(), batch, "layer", rows="last")
     assert rows_seen(geometry, "layer")[1].tolist() == [5, 11]
 
 
@@ -249,14 +223,22 @@ def test_masks_of_unknown_values_are_refused():
             rows_told(ids, mask)
 
 
-class Inner(nn.Module):
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+
+    def forward(self, hidden, numbers=None):
+        return self.blocks[1](self.blocks[0](hidden))
+
+
+class Inner(Blocks):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(96, 4)
-        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
 
     def forward(self, input_ids, attention_mask, position_ids):
-        return self.blocks[1](self.blocks[0](self.table(input_ids)))
+        return super().forward(self.table(input_ids))
 
 
 class TwoCalls(nn.Module):
@@ -281,32 +263,21 @@ def test_an_inner_call_has_its_own_mask_and_positions():
     assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(expected))
 
 
-class OfDocuments(Inner):
+class OfDocuments(nn.Module):
     """Its blocks are called with the numbers of documents, or the ids, beside hidden states."""
 
     def __init__(self):
         super().__init__()
-        self.inner = Blocks()
+        self.table, self.inner = nn.Embedding(96, 4), Blocks()
 
     def forward(self, input_ids, attention_mask, position_ids):
         return self.inner(self.table(input_ids), position_ids // 2)
 
 
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
-
-    def forward(self, hidden, numbers):
-        return self.blocks[1](self.blocks[0](hidden))
-
-
 def test_numbers_beside_hidden_states_leave_mask_and_positions_as_they_are():
     batch = token_batch(padding="right")
     positions = torch.arange(batch["input_ids"].shape[1])[None] % 5
-    model = OfDocuments()
-    del model.blocks
-    geometry = observed(model, {**batch, "position_ids": positions}, skip_first_positions=1)
+    geometry = observed(OfDocuments(), {**batch, "position_ids": positions}, skip_first_positions=1)
     counts = batch["attention_mask"].bool() & (positions > 0)
     assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][counts])
 

@@ -71,18 +71,6 @@ def test_of_tables_that_nothing_tells_apart_the_ids_must_fit():
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_blocks_in_a_module_dict():
-    model, ids = Titan().eval(), token_batch()["input_ids"]
-    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
-    geometry = observed(model, {"tokens": ids})
-    x = model.tok_embeddings(ids)
-    for i in range(3):
-        x = model.layers[str(i)](x)
-        rows, seen = rows_seen(geometry, f"block.0{i}")
-        assert torch.equal(rows, x.flatten(0, 1))
-        assert torch.equal(seen, ids.flatten())
-
-
 class OfLists(nn.Module):
     """Blocks as in vit-pytorch and x-transformers: lists of modules."""
 
@@ -167,6 +155,7 @@ class AttentionEncoder(nn.Module):
         {"down": bare(3), "up": bare(3)},
         {"layers": bare(4), "heads": blocks(3)},
         {"encoder": AttentionEncoder(), "post": blocks(2)},
+        {"trunk": blocks(3), "inner": nn.Transformer(16, 2, 1, 1, 32, batch_first=True)},
     ],
 )
 def test_of_several_lists_of_blocks_none_is_guessed(lists):
@@ -189,17 +178,12 @@ def test_of_several_lists_in_a_pretrained_model_of_ones_own_none_is_guessed():
         layer_names(TwoTowers())
 
 
-def test_blocks_beside_a_transformer_of_torch_are_not_passed_over():
-    inner = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
-    with pytest.raises(ValueError, match=r"has inner.encoder.layers, trunk side by side"):
-        layer_names(nn.ModuleDict({"trunk": blocks(3), "inner": inner}))
-
-
-def test_a_list_inside_of_blocks_is_not_the_blocks():
+def test_lists_of_tables_and_inside_of_blocks_are_not_the_blocks():
     model = NanoGPT()
     expected = layer_names(model)
     for block in model.transformer.h:
         block.experts = blocks(3)
+    model.tables = nn.ModuleList(nn.Embedding(9, 16) for _ in range(3))
     assert layer_names(model) == expected
     model.transformer.h.append(nn.LayerNorm(16))  # then they are of several types
     with pytest.raises(ValueError, match="found none"):

@@ -205,17 +205,11 @@ def test_the_code_of_a_repository_is_fetched_where_it_is_trusted(hub, options, c
     assert "model      MineForCausalLM," in capsys.readouterr().out
 
 
-def test_what_makes_the_model_of_a_file_is_refused_beside_a_folder_or_a_repository(
-    tmp_path, hub, options, capsys
-):
+def test_what_makes_the_model_of_a_file_is_refused_beside_a_folder_or_a_repository(tmp_path, hub):
     hub.add(REPOSITORY, "main", checkpoint_files(1))
     for source in (str(write_files(tmp_path / "run", checkpoint_files(1))), REPOSITORY):
         with pytest.raises(ValueError, match=r"^model_class is for \.ckpt, \.pt and \.pth files; "):
             embedgeo.iter_checkpoints(source, model_class=Mine)
-        given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        made = ["--model-class", "tests.models:NanoGPT"]
-        assert main(["sweep", "--model", source, *given, *made]) == 2
-        assert "Leave model_class out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ def test_as_many_ratios_are_fitted_as_their_share_says(n, discard_fraction, used
     assert got == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("noise", [0, 1e-7])
-def test_copies_do_not_change_the_dimension(noise):
-    x = gaussian(200, 128)
-    rows = torch.cat((x, x[:40] + noise * gaussian(40, 128, seed=1)))
-    estimate = twonn_dimension(rows.float())
-    assert estimate.num_points == 200
-    assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-4)
-
-
 def test_a_fit_of_fewer_than_two_ratios_is_undefined():
     assert math.isnan(twonn_dimension(gaussian(9, 3), discard_fraction=0.8).dimension)
     assert twonn_dimension(gaussian(11, 3), discard_fraction=0.8).dimension > 0

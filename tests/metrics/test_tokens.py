@@ -2,8 +2,6 @@
 sequences.
 """
 
-import math
-
 import pytest
 import torch
 
@@ -144,10 +142,9 @@ def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, me
     assert_values(metric.compute(), references.context_values(x, ids, sequences), rtol=1e-9)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_after_a_batch_without_a_finite_row_others_count(bad):
+def test_after_a_batch_without_a_finite_row_others_count():
     x, ids, _ = texts(60, 3)
-    metric = updated(TokenMoments(3), torch.full_like(x, bad), ids)
+    metric = updated(TokenMoments(3), torch.full_like(x, torch.nan), ids)
     values = updated(metric, x, ids).compute()
     assert_values(
         {**values, "n_nonfinite": 0.0}, updated(TokenMoments(3), x, ids).compute(), rtol=1e-12

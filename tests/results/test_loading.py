@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from embedgeo import load_results
-from embedgeo.report.runs import read_folder, read_runs, runs_of_records
+from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
 from embedgeo.results.records import Record, block_means
@@ -134,11 +134,10 @@ def test_linked_folders_are_read_once(tmp_path):
     assert {*load_results(folder)["run"]} == {"a", "a probe", "b"}
 
 
-@pytest.mark.parametrize("read", [load_results, read_folder])
-def test_a_history_beside_a_sweep_is_left_out_by_name(tmp_path, read):
+def test_a_history_beside_a_sweep_is_left_out_by_name(tmp_path):
     (swept(tmp_path) / "history.parquet").touch()
     with pytest.warns(UserWarning, match=r"both, and history\.parquet is not read\. Give"):
-        read(tmp_path)
+        load_results(tmp_path)
 
 
 def test_where_there_is_nothing_or_what_is_there_is_damaged_that_is_said(tmp_path):

@@ -140,7 +140,6 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
     ("changes", "reason"),
     [
         ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code true runs"),
-        ({"architectures": ["Mine"]}, "architectures must name a class of transformers; got Mine"),
         ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible"),
     ],
 )
@@ -253,15 +252,9 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
     assert sweep(REPOSITORY, **options) == 0
 
 
-def test_a_hub_that_does_not_answer_or_a_folder_that_cannot_be_written_is_named(
-    hub, options, tmp_path
-):
+def test_a_hub_that_does_not_answer_is_named(hub, options):
     hub.close()
     assert_refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
-    options["out"].write_text("a file")
-    run = str(write_files(tmp_path / "run", checkpoint_files(1)))
-    assert_refused("must be a folder that can be written", run, **options)
-    assert options["out"].read_text() == "a file"
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
@@ -271,7 +264,6 @@ def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
         REPOSITORY,
         **options,
     )
-    assert_refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
 def test_no_tokenizer_anywhere(hub, tmp_path, options):

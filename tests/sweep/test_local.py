@@ -1,4 +1,4 @@
-"""Local folders: the monitor's numbers again, Lightning's files, several layouts."""
+"""Local folders: two names of a step, and tables over strings."""
 
 import pandas as pd
 import pytest
@@ -9,7 +9,6 @@ from tests.sweep.tiny import (
     TEXT,
     checkpoint_files,
     local_run,
-    model,
     tokenize_sequences,
     tokenizer_files,
     tokenizer_of,
@@ -39,12 +38,8 @@ def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, 
             piece = tokenizer.convert_ids_to_tokens(i)
             spelled.setdefault(piece.removeprefix("Ġ") or piece, []).append(i)
     assert max(map(len, spelled.values())) > 1
-    hidden = model(1)(ids, output_hidden_states=True).hidden_states[1].detach().double()
     table = pd.read_parquet(options["out"] / "tokens" / "model.parquet")
     found = table[table["layer"] == "block.00"].set_index("token_id")
     assert found.index.tolist() == sorted(map(min, spelled.values()))
     for of_string in spelled.values():
-        rows = hidden[torch.isin(ids, torch.tensor(of_string))]
-        at = found.loc[min(of_string)]
-        assert at["n"] == len(rows)
-        assert at["M"] == pytest.approx(float(rows.mean(0).square().sum()), rel=1e-5)
+        assert found["n"][min(of_string)] == torch.isin(ids, torch.tensor(of_string)).sum()

@@ -75,9 +75,9 @@ def sequences(mode):
     return torch.tensor(ids if mode == "document" else plain_ids())[:128].view(8, 16)
 
 
-def observed(mode, skip, made=None):
+def observed(mode, skip):
     """Values of the same rows by hand, and the loss."""
-    made = made or model(1, "gpt_neox", torch.float64)
+    made = model(1, "gpt_neox", torch.float64)
     ids = sequences(mode)
     with embedgeo.observe(made, skip_first_positions=skip) as geometry, torch.no_grad():
         logits = made(ids).logits

@@ -10,7 +10,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
@@ -125,40 +124,6 @@ def n_at(monitor):
     return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
-class Breaks(EmbeddingMoments):
-    def update(self, embeddings, token_ids=None, mask=None):
-        if len(embeddings):
-            raise RuntimeError("broken metric")
-        super().update(embeddings, token_ids, mask)
-
-
-class BreaksLate(EmbeddingMoments):
-    def compute(self):
-        if self.n > 0:
-            raise RuntimeError("broken metric")
-        return super().compute()
-
-
-class OutOfMemory(EmbeddingMoments):
-    """Fails in ``place``, its update or its computation, on one of several ranks."""
-
-    def __init__(self, dim, place, rank):
-        super().__init__(dim)
-        self.place, self.rank = place, rank
-
-    def update(self, embeddings, token_ids=None, mask=None):
-        self.allocate("update", len(embeddings))
-        super().update(embeddings, token_ids, mask)
-
-    def compute(self):
-        self.allocate("compute", self.num_rows)
-        return super().compute()
-
-    def allocate(self, place, num_rows):
-        if num_rows and (place, dist.get_rank()) == (self.place, self.rank):
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-
-
 class Answers(Metric):
     """A user's metric; of rows it raises, or returns, what it is given."""
 
@@ -198,20 +163,6 @@ class UserError(Exception):
     """Raised by the user's code."""
 
 
-def raises_in(place, error):
-    class Stops(TinyLM):
-        def training_step(self, batch, batch_idx):
-            if (place, batch_idx) == ("training_step", 2):
-                raise error("in the middle of an epoch")
-            return super().training_step(batch, batch_idx)
-
-        def on_after_backward(self):
-            if (place, self.global_step) == ("on_after_backward", 2):
-                raise error("in the middle of an epoch")
-
-    return Stops()
-
-
 def random_state():
     return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
 
@@ -219,14 +170,6 @@ def random_state():
 def assert_same_random_state(before, after):
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
-
-
-def assert_same_training(plain, monitored):
-    assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
-    weights = zip(
-        plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True
-    )
-    assert all(torch.equal(a, b) for a, b in weights)
 
 
 class Manual(TinyLM):

@@ -17,14 +17,14 @@ import torch
 import transformers as hf
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 
 from embedgeo import Anisotropy, GeometryCallback, GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY, HistoryFile
+from embedgeo.results.parquet import HistoryFile
 from tests.records import layer_records
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import go_on, run_whole
@@ -76,24 +76,6 @@ def looped(folder, numbers, every=2, state=None, model=None, **options):
     state = monitor.state_dict()
     monitor.close()
     return state
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unpainted")
-def test_the_history_is_in_the_folder_of_the_first_logger(tmp_path):
-    folder = tmp_path / "csv"
-    csv = CSVLogger(tmp_path, name=folder.name, version="")
-    board = TensorBoardLogger(tmp_path, name="tb", version="")
-    monitor = GeometryMonitor(2, **OPTIONS)
-    fit(tmp_path, monitor, max_steps=3, logger=[csv, board])
-    names = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
-    assert list(read(folder)) == HISTORY.names == names
-    expected = pd.DataFrame(monitor.history, columns=names)
-    pd.testing.assert_frame_equal(read(folder), expected, check_exact=True)
-    assert len(list(tmp_path.rglob("*.parquet"))) == 1
-    (run,) = read_runs([folder])
-    assert run.steps == [0, 2, 3]
-    assert run.label == folder.name
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from embedgeo import GeometryMonitor
+from embedgeo.report.runs import read_runs
+from embedgeo.results.parquet import HISTORY
 from tests.files import events_of
 from tests.training.runs import (
     TinyLM,
@@ -100,12 +102,12 @@ def test_the_trainer_of_the_other_package_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
+def test_scalars_reach_every_logger_and_histories_are_in_the_folder_of_the_first(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
     held = GeometryMonitor(every_n_steps=2, metrics=moments, prefix="held", on_error="raise")
     board = TensorBoardLogger(tmp_path, name="board", version="")
     csv = CSVLogger(tmp_path, name="csv", version="")
-    _, run = fit(tmp_path, monitor, held, max_steps=5, logger=[board, csv])
+    _, run = fit(tmp_path, monitor, held, max_steps=5, logger=[csv, board])
     mean = sum(value(monitor, 5, f"block.0{i}", "V") for i in range(3)) / 3
     layers = {"embed", "block.00", "block.01", "block.02", "final_norm", "mean"}
     events = events_of(board.log_dir)
@@ -118,10 +120,22 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     assert [*found] == [0, 2, 4, 5]
     assert found[5] == pytest.approx(mean)
 
-    table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
+    folder = tmp_path / "csv"
+    table = pd.read_csv(folder / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(mean)
     assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")
     assert steps(held) == [0, 2, 4, 5]
+
+    names = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    history = pd.read_parquet(folder / "history.parquet")
+    assert list(history) == HISTORY.names == names
+    expected = pd.DataFrame(monitor.history, columns=names)
+    pd.testing.assert_frame_equal(history, expected, check_exact=True)
+    written = {folder / f"history{name}.parquet" for name in ("", ".held")}
+    assert {*tmp_path.rglob("*.parquet")} == written
+    assert {run.label: run.steps for run in read_runs([folder])} == {
+        name: [0, 2, 4, 5] for name in ("csv", "csv held")
+    }
 
 
 @pytest.mark.slow

@@ -149,21 +149,3 @@ def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path):
     assert geometry.compute()["block.00"]["n"] == 16 * 9
     run.predict(*given)
     assert module.hooks_seen == 0
-
-
-class WithGeneration(TinyLM):
-    """Samples and scores a reference in each step, without gradients; as in reinforcement learning
-    and DPO.
-    """
-
-    def training_step(self, batch, batch_idx):
-        with torch.no_grad():
-            self.model.generate(**batch, max_new_tokens=2, do_sample=False)
-            self.model(**batch)
-        return super().training_step(batch, batch_idx)
-
-
-def test_only_passes_with_gradients_count(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, measure_last=False)
-    fit(tmp_path, monitor, module=WithGeneration(), max_steps=3)
-    assert n_at(monitor) == {0: BATCH, 2: BATCH}

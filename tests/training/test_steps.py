@@ -415,15 +415,6 @@ def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_k
     assert hooks(model) == 0
 
 
-def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation():
-    _, expected = loop(3, every_n_steps=2, **OPTIONS)
-    model, monitor = loop(3, close=False, every_n_steps=2, **OPTIONS)
-    model.eval()
-    monitor.close()
-    assert repr(monitor.history) == repr(expected.history)
-    assert not any(module.training for module in model.modules())
-
-
 @pytest.mark.parametrize("fails_at", [5, 6])
 @pytest.mark.parametrize("with_probe", [True, False])
 def test_a_step_that_failed_is_not_counted_as_taken(fails_at, with_probe):

@@ -26,8 +26,8 @@ from tests.training.runs import (
 BATCH = 2 * 12
 
 
-def held_out(number=8):
-    return torch.utils.data.DataLoader(rows(number, "left", seed=1), batch_size=4)
+def held_out():
+    return torch.utils.data.DataLoader(rows(8, "left", seed=1), batch_size=4)
 
 
 @pytest.mark.slow

@@ -40,8 +40,8 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
 
         The verdict is ``"differs"`` beyond two standard errors and the range over seeds, as far as
         that is known, and else ``"does not differ"``; ``"no error known"`` where it is not;
-        ``"cannot be compared"`` where texts, rows or settings are others. From ``from_step`` on two
-        measurements in a row differ; NaN where none do.
+        ``"cannot be compared"`` where texts, rows or settings are others. From ``from_step`` on all
+        measurements differ; NaN where the last one does not.
 
     Raises:
         ValueError: there are no or several runs in one of the two.
@@ -75,7 +75,7 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
             ranges = _range(seeds, metric, name).reindex(values.index)
             is_apart = difference.abs() > np.fmax(_ERRORS * errors, ranges.fillna(0))
             is_apart &= errors.notna() & (not unlike)
-            lasting = is_apart.index[is_apart & is_apart.shift(-1, fill_value=True)]
+            lasting = is_apart.index[is_apart[::-1].cummin()[::-1]]
             step = values.index[-1]
             verdict = UNKNOWN if isnan(errors[step]) else DIFFERS if is_apart[step] else ALIKE
             rows.append(
