@@ -211,6 +211,17 @@ def test_what_a_description_says_is_what_a_monitor_does():
     assert "That is more: choose fewer layers=" in found.warnings[-1]
 
 
+def test_a_probe_has_the_same_numbers_at_the_first_step_as_later():
+    options = {"probe": [token_batch()], "measure_last": False, "on_error": "raise"}
+    with StepMonitor(gpt_neox(), 1, max_bytes=200_000, **options) as monitor:
+        for step in range(2):
+            with monitor.step(step):
+                pass
+    first, second = ({r["metric"] for r in monitor.history if r["step"] == s} for s in range(2))
+    assert first == second
+    assert "V_W" not in first  # for which there are no tables
+
+
 def test_a_budget_that_is_no_number_of_bytes_is_refused():
     with pytest.raises(ValueError, match=r"max_bytes must be a positive integer; got 0\."):
         GeometryMonitor(max_bytes=0)

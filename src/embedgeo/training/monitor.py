@@ -680,7 +680,12 @@ class Monitor(ABC):
         start = self._window_start
         if start is not None and step >= start + self.schedule.window:
             self._measure(start)
-        elif self.probe is not None and self._geometry is not None and self._is_due(step):
+        elif (
+            self.probe is not None
+            and self._geometry is not None
+            and self._opened  # what is measured is chosen before
+            and self._is_due(step)
+        ):
             self._clock.begin(is_plain=False)
             self._take_due(step)
             self._measure_probe(step)
