@@ -118,7 +118,8 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
         shown = {"light": "default", "dark": "slate"}[scheme]
         browser.wait("return document.body.dataset.mdColorScheme === arguments[0]", shown)
         if page == "index.html":
-            assert browser.run(_PICTURES) == [f"report{end}.png#only-{scheme}"]
+            names = [f"{name}{end}.png#only-{scheme}" for name in ("story", "page")]
+            assert browser.run(_PICTURES) == names
         ground = browser.run("return getComputedStyle(document.body).backgroundColor")
         red = int(ground.removeprefix("rgb(").removeprefix("rgba(").partition(",")[0])
         assert red > 240 if scheme == "light" else red < 60
