@@ -21,6 +21,7 @@ from embedgeo.capture.calls import (
     kept_random_states,
     kept_state,
     mode_restorer,
+    set_eval_modes,
 )
 from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.layers import Layer
@@ -128,8 +129,7 @@ def describe(
     rows = monitor.plan(batch, ranks, (batch_size, seq_len))
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
-        for module in model.modules():
-            module.training = False
+        set_eval_modes(model)
         forward = _Forward(model, geometry.layers)
         forward.run(batch)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from embedgeo import drawing
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import did_you_mean, listed
-from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order
 from embedgeo.report import figures
 from embedgeo.report.runs import Results, Run, runs_in, with_baseline
@@ -65,8 +64,7 @@ def plot(
     """
     _require_known("kind", kind, [*_OF_METRIC, "composition"])
     _require_known("by", by, ["layer", "step"])
-    found = results.records() if isinstance(results, Geometry) else results
-    chosen = _chosen_run(runs_in(found), run)
+    chosen = _chosen_run(runs_in(results), run)
     with drawing.style():
         figure = _draw(chosen, kind, metric, by).figure
         figure.draw_without_rendering()  # the ticks are made now, in this look

@@ -78,6 +78,7 @@ SEEN_BY_HOOKS = []
 class Listener:
     def __init__(self):
         self.seen = []
+        self.args = 0  # of a command line, say
 
     def __call__(self, *call):
         self.seen.append(call)
@@ -92,8 +93,10 @@ def test_what_hooks_have_noted_of_a_pass_is_taken_from_their_notes():
     model.register_forward_hook(called)
     model.register_forward_hook(bound.hear)
     model.register_forward_hook(partial(lambda notes, *call: notes.append(call), noted))
+    model.register_forward_hook(lambda *call: None if len(noted) else later)
     with kept_state(model):
         model(torch.ones(2))
+    later = None
     assert noted == [0]
     assert SEEN_BY_HOOKS == called.seen == bound.seen == []
 

@@ -244,6 +244,14 @@ def kept_random_states() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+def set_eval_modes(model: nn.Module) -> None:
+    """Put each module into eval mode by its attribute alone: its ``eval()`` may merge adapters into
+    weights.
+    """
+    for module in model.modules():
+        module.training = False
+
+
 def mode_restorer(model: nn.Module) -> Callable[[], None]:
     """A function that puts each module back into the mode, train or eval, that it has now."""
     modes = [(module, module.training) for module in model.modules()]
@@ -369,12 +377,14 @@ def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:
 
 def _used_by(hook: Any) -> Iterator[Any]:
     """What a hook refers to: its object, arguments that are bound to it, variables around it."""
-    yield from getattr(hook, "args", ())
-    function = getattr(hook, "func", hook)
+    function = hook
+    if isinstance(hook, partial):
+        yield from (*hook.args, *hook.keywords.values())
+        function = hook.func
     owner = getattr(function, "__self__", function)
     yield owner
     yield from () if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}).values()
-    with suppress(TypeError):  # it is no function
+    with suppress(TypeError, ValueError):  # it is no function, or a variable is not set yet
         names = inspect.getclosurevars(function)
         yield from (*names.nonlocals.values(), *names.globals.values())
 

@@ -161,7 +161,7 @@ class _RunningCall(NamedTuple):
     others: list[tuple[str, Any]]  # arguments that may be masks, where 1 may be padding or a token
     num_cached: int | None  # positions in a cache that it is given; −1: the cache does not tell
     position_ids: Tensor | None  # (batch or 1, positions)
-    # input_ids, or the first argument, before any hidden state, that may be
+    # input_ids, or the first argument that may be token ids, before any hidden state
     token_ids: Tensor | None
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)

@@ -30,7 +30,7 @@ from embedgeo.results.parquet import (
 from embedgeo.results.records import MEANS, MODEL, is_of_model
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Any
-"""A folder, a table, a history or a monitor."""
+"""A folder, a table, a history, a monitor or a `embedgeo.Geometry`."""
 
 _Values = TypeVar("_Values", pd.Series, pd.DataFrame)
 
@@ -404,7 +404,8 @@ def runs_in(results: Results) -> list[Run]:
         return read_folder(Path(results))
     if isinstance(results, pd.DataFrame):
         return runs_of_records(results)
-    records = getattr(results, "history", results)
+    holder: Any = results
+    records = holder.records() if hasattr(holder, "records") else getattr(holder, "history", holder)
     if not isinstance(records, Sequence) or not all(isinstance(each, Mapping) for each in records):
         raise TypeError(
             "results must be a folder, a table, a history, a monitor or a Geometry; got "

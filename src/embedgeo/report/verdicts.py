@@ -29,7 +29,7 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
     that of independent values.
 
     Args:
-        a: a run: a folder, a table, a history or a monitor.
+        a: a run: a folder, a table, a history, a monitor or a `embedgeo.Geometry`.
         b: the other run.
         seeds: runs that differ in their seed alone, to tell what that does.
 

@@ -24,7 +24,13 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import kept_random_states, kept_state, kept_weights, mode_restorer
+from embedgeo.capture.calls import (
+    kept_random_states,
+    kept_state,
+    kept_weights,
+    mode_restorer,
+    set_eval_modes,
+)
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.torch_names import has_compiled
@@ -839,8 +845,7 @@ class Monitor(ABC):
                 inputs.told = set()
                 self._set_train_mode()
             else:
-                for module in run.model.modules():  # its eval() may merge adapters into weights
-                    module.training = False
+                set_eval_modes(run.model)
             remaining = iter(batches)
             while True:
                 if num_batches > _MOST_BATCHES:
