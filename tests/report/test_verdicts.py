@@ -112,6 +112,9 @@ def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
     of_first = first.mean_errors("M_over_Q").iloc[-1, 0]
     assert of_first == pytest.approx(np.sqrt((of_means[0] ** 2).sum()), rel=1e-9)
     assert second.label == "other"
+    same = row(folders[0], folders[0])
+    assert (same["errors"], same["verdict"]) == (0.0, "does not differ")
+    assert "does not differ, by 0 (0.0 standard errors)" in verdicts(first, first, [])[0][0]
 
 
 def test_the_report_of_two_runs_begins_with_what_differs(tmp_path, capsys):

@@ -72,6 +72,8 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
             independent = (ours.pow(2) + theirs.pow(2)).pow(0.5)
             errors = paired.get((metric, name), independent).reindex(values.index)
             errors = errors.fillna(independent)
+            # of equal runs the paired error is 0, too
+            in_errors = (difference.abs() / errors).where(difference != 0, 0 * errors)
             ranges = _range(seeds, metric, name).reindex(values.index)
             is_apart = difference.abs() > np.fmax(_ERRORS * errors, ranges.fillna(0))
             is_apart &= errors.notna() & (not unlike)
@@ -86,7 +88,7 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
                     **values.loc[step],
                     "difference": difference[step],
                     "stderr": errors[step],
-                    "errors": abs(difference[step]) / errors[step],
+                    "errors": in_errors[step],
                     "seeds": ranges[step],
                     "verdict": UNLIKE if unlike else verdict,
                     "from_step": lasting[0] if len(lasting) else np.nan,
