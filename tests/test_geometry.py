@@ -228,3 +228,8 @@ def test_a_sequence_without_any_token_that_counts_is_no_row():
     model = gpt_neox().eval()
     for rows in ("mean", "first", "last"):
         assert len(rows_seen(observed(model, batch, "block.00", rows=rows), "block.00")[0]) == 3
+
+
+def test_observe_outside_of_with_says_what_is_missing() -> None:
+    with pytest.warns(UserWarning, match=r"inside `with embedgeo\.observe\(model\) as geometry:`"):
+        assert observe(gpt_neox()).compute() == {}

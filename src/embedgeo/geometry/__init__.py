@@ -3,10 +3,9 @@
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -181,6 +180,31 @@ class Geometry:
         self._take_mesh()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()
+
+    def __enter__(self) -> Self:
+        self.probe.attach()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.probe.detach()
+        if error is not None:
+            return
+        self._warn_of_silence(stacklevel=3)
+        num_rows = [metrics.num_rows for metrics in self._metrics.values()]
+        if num_rows and not any(num_rows):
+            warnings.warn(
+                "No token is left to measure: skip_first_positions, ignore_token_ids and the mask "
+                "leave out all of them, or the batches are empty.",
+                stacklevel=2,
+            )
+        is_given = self.probe.token_ids is not None or self.settings["rows"] == "mean"
+        if self.inputs.has_unread_ids and not is_given:
+            warnings.warn(
+                "The model is given integers, such as token ids, but no embedding table of the "
+                "measured part is called with them, so values over token types are absent. Give "
+                "token_ids=.",
+                stacklevel=2,
+            )
 
     def records(self) -> list[Record]:
         """A record for each metric at each layer, over the rows of all ranks; every rank must call
@@ -398,7 +422,9 @@ class Geometry:
                 f"only forward passes without gradients reached {names}, which do not count in "
                 "training: give a probe= to measure there."
             )
-        return f"no forward pass reached {names}."
+        is_unread = self._is_own and not self._metrics
+        where = " inside `with embedgeo.observe(model) as geometry:`" * is_unread
+        return f"no forward pass reached {names}{where}."
 
     def _warn_of_silence(self, stacklevel: int) -> None:
         """Warn of the `silent_layers`, once, where the user called: so many frames above."""
@@ -739,7 +765,6 @@ def _with_values_of_all(
     ]
 
 
-@contextmanager
 def observe(
     model: nn.Module,
     layers: LayerSpec = "blocks",
@@ -754,7 +779,7 @@ def observe(
     jackknife: int = 0,
     skip_massive: bool | float = False,
     massive: float = MASSIVE,
-) -> Iterator[Geometry]:
+) -> Geometry:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
     Args:
@@ -790,9 +815,9 @@ def observe(
             rows of its layer that count in its forward pass, on this rank; in passes of fewer than
             100 rows none is. So these numbers change with how rows are split over passes and ranks.
 
-    Yields:
-        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a
-            table.
+    Returns:
+        Geometry: a context manager; its ``compute()`` returns ``{layer: {metric: float}}``, its
+            ``to_frame()`` a table.
 
     Raises:
         TypeError, ValueError: as `Geometry` does.
@@ -804,7 +829,7 @@ def observe(
     >>> geometry.compute()["01"]["n"]
     4.0
     """
-    geometry = Geometry(
+    return Geometry(
         model,
         layers,
         metrics,
@@ -818,20 +843,3 @@ def observe(
         skip_massive=skip_massive,
         massive=massive,
     )
-    with geometry.probe:
-        yield geometry
-    geometry._warn_of_silence(stacklevel=4)
-    num_rows = [metrics.num_rows for metrics in geometry._metrics.values()]
-    if num_rows and not any(num_rows):
-        warnings.warn(
-            "No token is left to measure: skip_first_positions, ignore_token_ids and the mask "
-            "leave out all of them, or the batches are empty.",
-            stacklevel=3,
-        )
-    if geometry.inputs.has_unread_ids and token_ids is None and rows != "mean":
-        warnings.warn(
-            "The model is given integers, such as token ids, but no embedding table of the "
-            "measured part is called with them, so values over token types are absent. Give "
-            "token_ids=.",
-            stacklevel=3,
-        )
