@@ -109,6 +109,29 @@ BEST_AT_END = {
 }
 
 
+class OutOfMemory(hf.Trainer):
+    """Fails at its third step with more than a sequence in a batch."""
+
+    def training_step(self, model, inputs, *args):
+        if len(inputs["input_ids"]) > 1 and self.state.global_step == 2:
+            raise RuntimeError("CUDA out of memory.")
+        return super().training_step(model, inputs, *args)
+
+
+def test_attempts_of_auto_find_batch_size_leave_one_history(tmp_path):
+    options = {"auto_find_batch_size": True, "per_device_train_batch_size": 4}
+    for _ in range(2):
+        callback = GeometryCallback(1, metrics=moments, on_error="raise")
+        hf_trainer(tmp_path, callback, kind=OutOfMemory, **options).train()
+        kept = pd.read_parquet(tmp_path / "history.parquet")
+        assert sorted({*kept["step"]}) == steps(callback) == [*range(8)]
+    # that of another run is kept
+    assert sorted(path.name for path in tmp_path.glob("history*")) == [
+        "history.1.parquet",
+        "history.parquet",
+    ]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"kind": WithoutLogs}, {"include_num_input_tokens_seen": "all"}],

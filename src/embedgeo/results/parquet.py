@@ -185,7 +185,7 @@ class HistoryFile:
     later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So it is if it
     is of another ``run`` (an id; "": the file's), or if what its values depend on differs, or if no
     id says that it goes on and it has other layers, or the layers other widths: nothing of it stays
-    then. What is no history is kept beside it, too, with a warning. If another monitor has written
+    then. What a ``writer`` that it ``replaces`` has written is not kept. What is no history is kept beside it, too, with a warning. If another monitor has written
     in its place since, this one goes on in the next free file, with a warning.
 
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
@@ -203,12 +203,14 @@ class HistoryFile:
         *,
         start: float = math.inf,
         run: str = "",
+        replaces: Sequence[str] = (),
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         # wherever the process works later
         self.path = folder.expanduser().absolute() / f"history{suffix}.parquet"
-        self._own = uuid4().hex
+        self.writer = uuid4().hex
         self.run = run
+        self._replaces = replaces
         self.origin = {"date": today(), **origin}
         self._start = start
         self._kept = ""  # what the file at the path is, if it is to be kept
@@ -251,7 +253,7 @@ class HistoryFile:
         said = ""
         with replacing(self.path) as temporary:
             table = pa.concat_tables([self._earlier, *self._tables])
-            texts = {_ORIGIN: json.dumps(self.origin), _WRITER: self._own, _RUN: self.run}
+            texts = {_ORIGIN: json.dumps(self.origin), _WRITER: self.writer, _RUN: self.run}
             pq.write_table(_with_terms(table.replace_schema_metadata(texts)), temporary)
             if self._kept and self.path.exists():
                 said = f"{self._kept} is kept in {self._take_free(partial(link, self.path))}."
@@ -306,12 +308,13 @@ class HistoryFile:
             differing.append("set of layers or widths")
         goes_on = self.run in ("", run) and not differing
         self.origin = {**(origin if goes_on else {}), **self.origin}
-        self.run = self.run or run or self._own
+        self.run = self.run or run or self.writer
         steps = written["step"]
         stays = (steps < added["step"][0]) & (steps <= self._start)
         later = written[~stays & (steps != self._start)]
         is_again = pd.concat([added, later]).duplicated()[len(added) :]
-        if not (goes_on and is_again.all()):
+        is_replaced = metadata.get(_WRITER) in self._replaces
+        if not (is_replaced or (goes_on and is_again.all())):
             what = f", with another {listed(differing)}," if differing else ""
             self._kept = f"the history of an earlier run{what}"
         return pa.Table.from_pandas(written[stays & goes_on], HISTORY, preserve_index=False)
@@ -319,7 +322,7 @@ class HistoryFile:
     def _is_others(self) -> bool:
         """Tell whether another writer's file is in the place of this one."""
         try:
-            return self.path.exists() and read_metadata(self.path).get(_WRITER) != self._own
+            return self.path.exists() and read_metadata(self.path).get(_WRITER) != self.writer
         except (pa.ArrowException, OSError):
             return True
 

@@ -222,6 +222,7 @@ class Monitor(ABC):
     """How long a rank waits for the others before a measurement, at most: also a fourth of the time
     limit of the default process group. A rank that is not there by then loses the measurement."""
 
+    _given_up: Sequence[str] = ()  # the writers of histories of a run that is tried again
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
     _step_rule = "step must be the number of optimizer steps taken."
 
@@ -438,7 +439,12 @@ class Monitor(ABC):
                     "window": str(self.window),
                 }
                 self._file = HistoryFile(
-                    Path(folder), prefix, origin, start=step, run=self._history_run
+                    Path(folder),
+                    prefix,
+                    origin,
+                    start=step,
+                    run=self._history_run,
+                    replaces=self._given_up,
                 )
 
     def _open(self, batch: Any) -> bool:

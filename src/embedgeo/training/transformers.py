@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -126,7 +127,10 @@ class GeometryCallback(Monitor, TrainerCallback):
             self._before_batch(trainer.state.global_step, inputs)
             try:
                 return training_step(model, inputs, *args, **kwargs)
-            except BaseException:
+            except BaseException as error:
+                is_again = isinstance(error, Exception) and should_reduce_batch_size(error)
+                if self._file is not None and is_again and trainer.args.auto_find_batch_size:
+                    self._given_up = *self._given_up, self._file.writer
                 self._stop()
                 raise
             finally:
