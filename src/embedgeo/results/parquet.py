@@ -185,8 +185,9 @@ class HistoryFile:
     later steps, it is kept, whole, as ``history.1.parquet`` (the next free number). So it is if it
     is of another ``run`` (an id; "": the file's), or if what its values depend on differs, or if no
     id says that it goes on and it has other layers, or the layers other widths: nothing of it stays
-    then. What a ``writer`` that it ``replaces`` has written is not kept. What is no history is kept beside it, too, with a warning. If another monitor has written
-    in its place since, this one goes on in the next free file, with a warning.
+    then. What a ``writer`` that it ``replaces`` has written is not kept. What is no history is kept
+    beside it, too, with a warning. If another monitor has written in its place since, this one goes
+    on in the next free file, with a warning.
 
     It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
     the next file of this process at its path, or the interpreter's exit. Records are held until
