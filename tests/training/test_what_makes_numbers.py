@@ -32,8 +32,10 @@ def test_a_line_after_the_first_measurement_and_a_text_for_tensorboard(tmp_path,
     without = value(monitor, 0, "block.00", "V_without_massive")
     assert without < 0.5 * value(monitor, 0, "block.00", "V")
     events = events_of(tmp_path / "run")
-    text = events.Tensors("geometry/what makes the numbers/text_summary")[0]
-    assert "skip_massive=" in text.tensor_proto.string_val[0].decode()
+    text = events.Tensors("geometry/what happened/text_summary")[0]
+    told = text.tensor_proto.string_val[0].decode()
+    assert "Read with care: " in told
+    assert "without 1 massive row of 384" in told
 
 
 def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, printed):

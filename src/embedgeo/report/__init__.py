@@ -17,7 +17,8 @@ from embedgeo.report.page import FigureWriter, write_page
 from embedgeo.report.plan import page_plan, varying_metrics
 from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
-from embedgeo.report.story import stories
+from embedgeo.report.story import story
+from embedgeo.report.summary import flag_lines
 from embedgeo.report.verdicts import verdicts
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
@@ -95,9 +96,9 @@ def write_report(
             ) from error
     for sentence in comparison[0] if comparison else ():
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for label, sentences in stories(runs):
-        for sentence in sentences:
-            line = f"{label}: {sentence}" if len(runs) > 1 else sentence
+    for run in runs:
+        for sentence in (*story(run), *flag_lines(run)):
+            line = f"{run.label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page
 

@@ -1,7 +1,7 @@
 """Pictures for loggers, beside the scalars, while a model trains."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from embedgeo import drawing
 from embedgeo.drawing import Png
-from embedgeo.glossary import WITHOUT_MASSIVE, headlines
+from embedgeo.glossary import headlines
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import story
+from embedgeo.report.summary import flag_lines
 from embedgeo.results.records import Record
 
-_OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _STEPS = 128  # of a picture at most: of a longer run, early ones are closer together
 _PIXELS = 700
 _SIZE = 3.5, 3.3  # inches: TensorBoard's image cards are 350 pixels wide
@@ -29,7 +29,7 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
     For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and
     V_B at each layer.
     """
-    run = _run_of(history, {*headlines(), *_OF_SHARES, "n"})
+    run = _run_of(history)
     if run is None:
         return
     known = run.values.dropna(axis="columns", how="all")
@@ -44,13 +44,15 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
 
 
 def story_so_far(history: Sequence[Record]) -> list[str]:
-    """Sentences on what happened: see `embedgeo.report.story.story`."""
-    run = _run_of(history, headlines())
-    return [] if run is None else story(run)
+    """Sentences on what happened, and on what to be careful with: see
+    `embedgeo.report.story.story` and `embedgeo.report.summary.flag_lines`.
+    """
+    run = _run_of(history)
+    return [] if run is None else [*story(run), *flag_lines(run)]
 
 
-def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
-    """The run so far, of some metrics, at `_STEPS` of its steps; None without any layer."""
+def _run_of(history: Sequence[Record]) -> Run | None:
+    """The run so far, at `_STEPS` of its steps; None without any layer."""
     step = itemgetter("step")
     places = (np.linspace(0, 1, _STEPS) ** 2 * (len(history) - 1)).astype(int)
     records = pd.DataFrame(
@@ -60,7 +62,6 @@ def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
             for each in history[
                 bisect_left(history, at, key=step) : bisect_right(history, at, key=step)
             ]
-            if each["metric"].removesuffix(WITHOUT_MASSIVE) in metrics
         ]
     )
     if records.empty:

@@ -25,7 +25,7 @@ from embedgeo.glossary import in_order, term
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
-from embedgeo.report.summary import Flag, facts, flags, origins, overview, unlike_settings
+from embedgeo.report.summary import WORDS, Flag, facts, flags, origins, overview, unlike_settings
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
 BUDGET = 4_500_000
@@ -131,6 +131,7 @@ def write_page(
         origins=origins(runs),
         unlike_settings=unlike_settings(runs),
         facts=facts(runs),
+        words=WORDS,
         flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
         sound=[
             label

@@ -33,6 +33,9 @@ Level = Literal["broken", "care", "note"]
 """The run is broken; its numbers are to be read with care; good to know."""
 
 
+WORDS: dict[Level, str] = {"broken": "Broken", "care": "Read with care", "note": "Note"}
+
+
 class Flag(NamedTuple):
     """A finding that readers have to know: how bad it is, its kind, its consequence, and a line for
     each case.
@@ -48,6 +51,15 @@ def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases, the worst first."""
     every = (Flag(level, title, text, cases(run)) for level, title, text, cases in _FLAGS)
     return [flag for flag in every if flag.details]
+
+
+def flag_lines(run: Run) -> list[str]:
+    """A line for each flag but notes: its first case, and how many more there are."""
+    return [
+        f"{WORDS[flag.level]}: {flag.title}: {listed(flag.details, 1)}."
+        for flag in flags(run)
+        if flag.level != "note"
+    ]
 
 
 Cases = Callable[[Run], list[str]]

@@ -4,12 +4,10 @@ import glob
 import math
 import sys
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +24,6 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, layout_summary
-from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record
 
 if TYPE_CHECKING:
@@ -69,8 +66,8 @@ class Illustrations:
     """The charts, the text and the pictures of one monitor in one run.
 
     Charts, and a text that explains each metric, are written at the first measurement. Pictures,
-    and texts on what happened so far and on what makes the newest numbers, are written at the first
-    measurement, whenever there are twice as many, and at the last.
+    and a text on what happened so far, are written at the first measurement, whenever there are
+    twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures.
@@ -84,6 +81,7 @@ class Illustrations:
     _adapters: list[Adapter] = field(default_factory=list, init=False)
     _num_measurements: int = field(default=0, init=False)
     _num_drawn: int = field(default=0, init=False)  # records
+    _tells: bool = field(default=True, init=False)  # what happened
 
     def write(
         self,
@@ -107,7 +105,6 @@ class Illustrations:
         is_due = last or self._num_measurements.bit_count() == 1
         if self._adapters and is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
-            self._tell(history, step)
             self._draw([*earlier(), *history], step)
 
     def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
@@ -123,36 +120,27 @@ class Illustrations:
         tag = f"{self.prefix}/what the numbers mean"
         self._write_to_all("write_text", tag, _explanation(metrics), step)
 
-    def _tell(self, history: Sequence[Record], step: int) -> None:
-        """Write which rows or coordinate make the numbers of the newest measurement, if any do."""
-        newest = history[bisect_left(history, step, key=itemgetter("step")) :]
-        findings = finding_lines(record for record in newest if record["layer_index"] >= 0)
-        self._write_list("what makes the numbers", findings, step)
-
-    def _write_list(self, title: str, sentences: Iterable[str], step: int) -> None:
-        if text := "\n".join(f"- {sentence}" for sentence in sentences):
-            self._write_to_all("write_text", f"{self.prefix}/{title}", text, step)
-
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""
-        if not (self.pictures and self._adapters):
+        if not (self._tells and self._adapters):
             return
         try:
             require_extra("report", "drawing them")
             from embedgeo.report import live
 
-            drawn = [*live.draw_pictures(history, self.prefix)]
-            story = [*live.story_so_far(history)]
+            drawn = [*live.draw_pictures(history, self.prefix)] if self.pictures else []
+            story = live.story_so_far(history)
         except ImportError as error:
-            self.pictures = False
+            self._tells = False
             rank_zero_info(f"Loggers get no pictures of {self.prefix}: {error}")
         except Exception as error:
-            self.pictures = False
+            self._tells = False
             self._warn("loggers get", error, "pictures")
         else:
             for tag, picture in drawn:
                 self._write_to_all("write_image", tag, picture, step)
-            self._write_list("what happened", story, step)
+            text = "\n".join(f"- {sentence}" for sentence in story)
+            self._write_to_all("write_text", f"{self.prefix}/what happened", text, step)
 
     def _write_to_all(self, method: str, *arguments: Any) -> None:
         for adapter in tuple(self._adapters):
