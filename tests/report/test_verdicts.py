@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from embedgeo import compare
+from embedgeo import StepMonitor, compare, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.report.verdicts import verdicts
 from embedgeo.results.folder import SweepFolder
+from tests.models import gpt_neox, token_batch
 from tests.report.page import report
 from tests.report.synthetic import make_sweep
 
@@ -64,12 +65,16 @@ def test_what_another_seed_changes_as_much_does_not_differ(tmp_path):
     assert found["verdict"] == "differs"
 
 
+def read_with_length(folder, length):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["asked"]["seq_len"] = length
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def test_runs_that_are_measured_otherwise_are_not_compared(tmp_path):
     plain, other = (run_in(tmp_path / name) for name in ("plain", "other"))
-    for folder, length in ((plain, 64), (other, 32)):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["asked"]["seq_len"] = length
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+    read_with_length(plain, 64)
+    read_with_length(other, 32)
     assert set(compare(plain, other)["verdict"]) == {"cannot be compared"}
     sentences, _ = verdicts(*read_runs([plain, other]), [])
     assert sentences == ["These runs cannot be compared: they differ in sequence length."]
@@ -134,3 +139,49 @@ def test_each_argument_has_one_run(tmp_path):
     plain = run_in(tmp_path / "plain")
     with pytest.raises(ValueError, match="takes two runs, one from each argument; got 1 and 0"):
         compare(plain, [])
+
+
+def test_a_final_model_is_compared_with_the_last_step_of_a_run(tmp_path):
+    run = run_in(tmp_path / "run", [(512, 0.3)])
+    records = SweepFolder(run).read("step512").assign(step=0, revision="main")
+    final = SweepFolder(tmp_path / "final")
+    final.open({"model": ["lab/tiny"]}, {})
+    final.write("main", records, facts={"has_step": "false"})
+    found = row(final.path, run)
+    assert found[["a", "b", "step", "verdict"]].tolist() == [0.8, 0.8, 512, "does not differ"]
+    assert "at step 512: does not differ" in verdicts(*read_runs([final.path, run]), [])[0][0]
+
+
+def test_runs_without_a_common_step_are_said(tmp_path):
+    folders = [
+        make_sweep(tmp_path / str(step), (step,), 2, metrics=METRICS, stderr=0.1)
+        for step in (8, 64)
+    ]
+    sentences, _ = verdicts(*read_runs(folders), [])
+    assert sentences == ["These runs cannot be compared: they have no headline at a common step."]
+    assert [*compare(*folders)["verdict"]] == []
+
+
+def test_seeds_of_another_text_are_refused(tmp_path):
+    plain, seed = (run_in(tmp_path / name) for name in ("plain", "seed"))
+    read_with_length(plain, 64)
+    read_with_length(seed, 32)
+    with pytest.raises(ValueError, match="a reference must be measured like the runs"):
+        compare(plain, plain, seeds=[seed])
+
+
+def test_monitors_and_geometries_are_compared_by_their_settings():
+    model = gpt_neox()
+    monitors = [StepMonitor(model, skip_first_positions=skip, on_error="raise") for skip in (0, 1)]
+    for monitor in monitors:
+        for step in range(2):
+            with monitor.step(step):
+                model(**token_batch())
+        monitor.close()
+    assert set(compare(*monitors)["verdict"]) == {"cannot be compared"}
+    assert set(compare(monitors[0], monitors[0])["verdict"]) == {"no error known"}
+    observed = [observe(model, skip_first_positions=skip) for skip in (0, 1)]
+    for geometry in observed:
+        with geometry:
+            model(**token_batch())
+    assert set(compare(*observed)["verdict"]) == {"cannot be compared"}

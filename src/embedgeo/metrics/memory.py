@@ -63,7 +63,8 @@ def planned_memory(
     num_rows, num_passes, num_types = seen
     of_pass = -(-num_rows // num_passes)
     memory = Memory()
-    united, most = 0, 0  # bytes on the device of the rows of all ranks: of all layers, and of one
+    # bytes of the rows of all ranks: on the device of all layers, and of one, and on the host
+    united, most, united_on_host = 0, 0, 0
 
     def of(metric: GeometryMetric, rows: int) -> tuple[int, int]:
         return state_bytes(metric, rows, min(num_types, rows))
@@ -85,6 +86,7 @@ def planned_memory(
                 memory.on_host += min(num_passes, 2) * times * on_host
                 on_device, on_host = of(metric, rows * num_ranks)
                 of_layer += times * on_device // num_layers
+                united_on_host += times * on_host
                 memory.exchanged += times * (on_device + on_host)
             # states without each group; the rows that count, and the ordinary ones
             num_merged = groups + 2 if groups else 0
@@ -96,5 +98,7 @@ def planned_memory(
     if num_ranks > 1:
         memory.working = max(memory.working, min(memory.exchanged, BUFFER_BYTES))
         memory.together = max(1, budget - memory.peak - most)
-        memory.working += min(united, memory.together + most)
+        held = min(united, memory.together + most)
+        memory.working += held
+        memory.on_host += united_on_host * held // max(united, 1)
     return memory

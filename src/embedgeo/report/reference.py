@@ -33,6 +33,12 @@ def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
             by the definitions of the others.
     """
     references = read_runs(folders)
+    require_like(references, runs)
+    return references
+
+
+def require_like(references: Sequence[Run], runs: Sequence[Run]) -> None:
+    """Raise ValueError if a reference was not measured at several steps, or not like the runs."""
     for reference in references:
         if not reference.has_steps or len(reference.steps) < 2:
             raise ValueError(
@@ -49,7 +55,6 @@ def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
                     f"a reference must be measured like the runs before it; {reference.label} is "
                     f"not like {run.label or 'this one'}: {what}."
                 )
-    return references
 
 
 def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[FigureData]:

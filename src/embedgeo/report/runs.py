@@ -411,7 +411,13 @@ def runs_in(results: Results) -> list[Run]:
             "results must be a folder, a table, a history, a monitor or a Geometry; got "
             f"{type(results).__name__}."
         )
-    return runs_of_records(pd.DataFrame(list(records))) if len(records) else []
+    if not len(records):
+        return []
+    origin = getattr(holder, "origin", {})
+    if callable(origin):
+        origin = origin() | holder.origin_of_metrics()
+    runs = runs_of_records(pd.DataFrame(list(records)))
+    return [replace(run, settings=_settings(origin)) for run in runs]
 
 
 def _is_final(records: pd.DataFrame) -> bool:

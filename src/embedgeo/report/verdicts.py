@@ -9,11 +9,16 @@ import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error, with_minus
 from embedgeo.glossary import headlines, term
-from embedgeo.report.reference import IGNORED
+from embedgeo.report.reference import IGNORED, require_like
 from embedgeo.report.runs import Results, Run, runs_in
 from embedgeo.results.parquet import read_table
 
 _ERRORS = 2  # standard errors beyond which means differ
+
+_COLUMNS = (
+    *("metric", "mean", "step", "a", "b", "difference", "stderr", "errors", "seeds"),
+    *("verdict", "from_step"),
+)
 
 DIFFERS = "differs"
 ALIKE = "does not differ"
@@ -22,7 +27,8 @@ UNLIKE = "cannot be compared"
 
 
 def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFrame:
-    """Compare the headlines of two runs at their last common step, as means over blocks.
+    """Compare the headlines of two runs at their last common step, as means over blocks. A final
+    model, of no step, is compared with the last step of a run.
 
     Where both runs were measured with ``jackknife=`` on the same sequences by sweeps, the standard
     error of a difference is paired: what the choice of texts does to both cancels. Otherwise it is
@@ -40,18 +46,22 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
 
         The verdict is ``"differs"`` beyond two standard errors and the range over seeds, as far as
         that is known, and else ``"does not differ"``; ``"no error known"`` where it is not;
-        ``"cannot be compared"`` where texts, rows or settings are others. From ``from_step`` on all
+        ``"cannot be compared"`` where texts, rows or settings are others, as far as they are
+        recorded: a table of records has none. From ``from_step`` on all
         measurements differ; NaN where the last one does not.
 
     Raises:
-        ValueError: there are no or several runs in one of the two.
+        ValueError: there are no or several runs in one of the two, or runs of ``seeds`` have one
+            step, or were measured otherwise.
     """
     runs = [runs_in(results) for results in (a, b)]
     if [len(each) for each in runs] != [1, 1]:
         got = " and ".join(str(len(each)) for each in runs)
         raise ValueError(f"compare takes two runs, one from each argument; got {got}.")
     (first,), (second,) = runs
-    return compared(first, second, [run for results in seeds for run in runs_in(results)])
+    others = [run for results in seeds for run in runs_in(results)]
+    require_like(others, [first, second])
+    return compared(first, second, others)
 
 
 def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
@@ -63,12 +73,14 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
         if metric not in a.values or metric not in b.values:
             continue
         for name in a.means(metric).columns.intersection(b.means(metric).columns):
-            values: Any = pd.DataFrame({"a": a.means(metric)[name], "b": b.means(metric)[name]})
-            values = values.dropna()
+            means = (_placed(each.means(metric)[name], each, of) for each, of in ((a, b), (b, a)))
+            values: Any = pd.concat(means, axis=1, keys=["a", "b"]).dropna()
             if values.empty:
                 continue
             difference = values["b"] - values["a"]
-            ours, theirs = (run.mean_errors(metric)[name] for run in (a, b))
+            ours, theirs = (
+                _placed(each.mean_errors(metric)[name], each, of) for each, of in ((a, b), (b, a))
+            )
             independent = (ours.pow(2) + theirs.pow(2)).pow(0.5)
             errors = paired.get((metric, name), independent).reindex(values.index)
             errors = errors.fillna(independent)
@@ -94,7 +106,12 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
                     "from_step": lasting[0] if len(lasting) else np.nan,
                 }
             )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _placed(of_steps: pd.Series, run: Run, other: Run) -> pd.Series:
+    """Of a final model, at the last step of the other run."""
+    return of_steps if run.has_steps else of_steps.set_axis(other.steps[-1:])
 
 
 def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFrame]:
@@ -104,8 +121,10 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
     for row in table.to_dict("records"):
         name = term(row["metric"]).name + (f" ({row['mean']})" if len(a.blocks) > 1 else "")
         of_both = [
-            with_error(row[key], run.mean_errors(row["metric"])[row["mean"]][row["step"]])
-            for key, run in (("a", a), ("b", b))
+            with_error(
+                row[key], _placed(run.mean_errors(row["metric"])[row["mean"]], run, of)[row["step"]]
+            )
+            for key, run, of in (("a", a, b), ("b", b, a))
         ]
         difference = with_minus(with_error(row["difference"], row["stderr"]))
         cells[name] = {
@@ -117,7 +136,7 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
             "from step": f"{row['from_step']:,.0f}",
             "verdict": row["verdict"],
         }
-        at = f" at step {row['step']:,}" if a.has_steps else ""
+        at = f" at step {row['step']:,}" if a.has_steps or b.has_steps else ""
         text = f"{name}: {of_both[0]} in {a.label}, {of_both[1]} in {b.label}{at}: {row['verdict']}"
         if row["verdict"] in (DIFFERS, ALIKE):
             text += f", by {difference} ({row['errors']:.1f} standard errors)"
@@ -126,7 +145,9 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
         sentences.append(f"{text}.")
     if unlike := _unlike(a, b):
         sentences = [f"These runs cannot be compared: they differ in {listed(unlike)}."]
-    elif not {DIFFERS, ALIKE}.intersection(table.get("verdict", ())):
+    elif not len(table):
+        sentences = ["These runs cannot be compared: they have no headline at a common step."]
+    elif not {DIFFERS, ALIKE}.intersection(table["verdict"]):
         sentences.append("Measure both with jackknife= for standard errors.")
     elif not seeds:
         sentences.append(

@@ -243,6 +243,7 @@ class Monitor(ABC):
         self._named_listeners = _by_occurrence(self.listeners)
         self._broken = dict[str, str]()  # why, by name; on all ranks when they meet next
         self.history = Records()
+        self.origin = dict[str, str]()  # what the values depend on, as the file has it
         make = None if self.metrics == "auto" else self.metrics
         self._chooses_metrics = make is None
         self._compared = {  # between ranks
@@ -427,21 +428,21 @@ class Monitor(ABC):
         self._illustrations = Illustrations(
             self.prefix, self._tag_start, self.on_error, self.pictures, self.scalars
         )
+        self.origin = {
+            **self._geometry.origin(),
+            "measured_on": "training batches" if self.probe is None else "a probe",
+            "window": str(self.window),
+        }
         prefix = self._file_prefix()
         folder = self.folder or run.folder
         with self._own_work():
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
 
-                origin = {
-                    **self._geometry.origin(),
-                    "measured_on": "training batches" if self.probe is None else "a probe",
-                    "window": str(self.window),
-                }
                 self._file = HistoryFile(
                     Path(folder),
                     prefix,
-                    origin,
+                    self.origin,
                     start=step,
                     run=self._history_run,
                     replaces=self._given_up,
@@ -891,13 +892,14 @@ class Monitor(ABC):
                 "with them, too. Give fixed batches, such as a list."
             )
         self._probe_digest = own
-        if self._file is not None and own == before:
-            if self._file.origin.setdefault("probe", own) != own:
-                self._warn(
-                    "the batches of the probe are others than those of earlier steps in "
-                    f"{self._file.path}: do not compare them."
-                )
-            self._file.origin["probe"] = own
+        if own != before:
+            return
+        self.origin["probe"] = own
+        if self._file is not None and self._file.origin.get("probe", own) != own:
+            self._warn(
+                "the batches of the probe are others than those of earlier steps in "
+                f"{self._file.path}: do not compare them."
+            )
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls
@@ -971,8 +973,9 @@ class Monitor(ABC):
             del self.history[bisect_left(self.history, step, key=operator.itemgetter("step")) :]
         self.history.extend(measured)
         self._clock.count()
+        self.origin |= geometry.origin_of_metrics()
         if self._file is not None:
-            self._file.origin |= geometry.origin_of_metrics()
+            self._file.origin |= self.origin
             self._write(partial(self._file.add, measured))
             self._history_run = self._file.run
         if not self._failed:
