@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedgeo import StepMonitor, observe
 from embedgeo.capture.structure import measured_model
+from embedgeo.functional.distributed import Meetings
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.runs import UserError, all_warnings, of_monitors
@@ -190,10 +191,33 @@ def observed_alone(rank):
     return told
 
 
+def waits(rank):
+    """For how long a rank waits at each step for one that skips three of them."""
+    waited = {}
+
+    def come(self, occasion, seconds, *said):
+        if occasion.startswith("step "):
+            waited[int(occasion.split()[1])] = seconds
+        return of_meetings(self, occasion, seconds, *said)
+
+    of_meetings, Meetings.come = Meetings.come, come
+    model = DistributedDataParallel(NanoGPT())
+    with all_warnings(), StepMonitor(model, 1, measure_last=False) as monitor:
+        monitor.wait_seconds = 1.6
+        for step in range(7):
+            skips = rank and step in (2, 3, 4)
+            with torch.enable_grad() if skips else monitor.step(step):
+                model(token_batch(2, seed=rank)["input_ids"]).square().mean().backward()
+            dist.barrier()
+    Meetings.come = of_meetings
+    return waited
+
+
 def everything(rank):
     refusals_of_parts(rank)
     sharded = all_sharded_losses(rank)
-    return sharded, {how: trained_apart(rank, how) for how in APART}, observed_alone(rank)
+    apart = {how: trained_apart(rank, how) for how in APART}
+    return sharded, apart, observed_alone(rank), waits(rank)
 
 
 @pytest.fixture(scope="module")
@@ -210,13 +234,13 @@ def test_ranks_train_as_without_the_forward_passes_of_the_monitor(ranks):
 
 def test_values_are_refused_to_a_rank_alone_and_no_other_collective_meets_theirs(ranks):
     alone = "Call it on every rank."
-    for number, (*_, told) in enumerate(ranks):
+    for number, (*_, told, _) in enumerate(ranks):
         values = ("", "48.0", "") if number else (alone, "48.0", alone)
         assert [(said[-len(alone) :], total) for said, total in told] == [(v, 3) for v in values]
 
 
 def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(ranks):
-    for number, (_, apart, _) in enumerate(ranks):
+    for number, (_, apart, *_) in enumerate(ranks):
         for how, (num_steps, measured, told) in apart.items():
             assert num_steps == 8, how
             if measured is not None:
@@ -224,3 +248,9 @@ def test_ranks_that_do_not_meet_train_on_and_lose_that_measurement_alone(ranks):
                 assert len(told) == 1, how
             if number == 0:
                 assert re.search(APART[how][2], told[0]), how
+
+
+def test_each_wait_for_a_rank_that_stays_away_is_half_as_long(ranks):
+    *_, waited = ranks[0]
+    # that of step 1 is complete at the next one
+    assert waited == {0: 1.6, 1: 1.6, 2: 0.8, 3: 0.4, 4: 0.2, 5: 0.1, 6: 1.6}

@@ -84,6 +84,16 @@ def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_
     assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
 
 
+def test_the_log_history_still_ends_with_the_summary_and_has_an_epoch_in_each_entry(tmp_path):
+    trainer = hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=24)
+    trainer.train()
+    history = trainer.state.log_history
+    assert "train_runtime" in history[-1]
+    means = {each["step"]: each["epoch"] for each in history if "geometry.V/mean" in each}
+    # twelve steps are an epoch
+    assert means == {step: pytest.approx(step / 12) for step in range(0, 25, 3)}
+
+
 class WithoutLogs(hf.Trainer):
     def log(self, logs, *args, **kwargs):
         super().log({}, *args, **kwargs)

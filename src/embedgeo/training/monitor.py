@@ -220,7 +220,8 @@ class Monitor(ABC):
 
     wait_seconds = 60.0
     """How long a rank waits for the others before a measurement, at most: also a fourth of the time
-    limit of the default process group. A rank that is not there by then loses the measurement."""
+    limit of the default process group. A rank that is not there by then loses the measurement.
+    After each such one the next wait is half as long, until all ranks have come again."""
 
     _given_up: Sequence[str] = ()  # the writers of histories of a run that is tried again
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
@@ -341,6 +342,7 @@ class Monitor(ABC):
         self._failed = False
         self._cannot_write = False
         self._has_missed = False  # a measurement to which not all ranks came
+        self._num_missed = 0  # of these, the last ones in a row
         self._history_run = ""  # its id in the history file; of one that goes on, the file's
         for name in self._named_listeners:
             self._ask(name, "reset")
@@ -558,14 +560,15 @@ class Monitor(ABC):
         if self._meetings is not None:
             answer: str | None = _FAILED
             try:
-                answer = self._meetings.come(
-                    occasion, self.wait_seconds, _FAILED if self._failed else said
-                )
+                wait = max(0.1, self.wait_seconds * 0.5**self._num_missed)
+                answer = self._meetings.come(occasion, wait, _FAILED if self._failed else said)
             except Exception as error:
                 self._fail(error)
             if answer is None:
+                self._num_missed += 1
                 self._leave_out(occasion)
                 return False
+            self._num_missed = 0
             if answer == _FAILED and not self._failed:
                 self._fail(OtherRankError(f"it failed on another rank before {occasion}"))
             said = answer

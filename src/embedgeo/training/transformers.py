@@ -179,7 +179,10 @@ class GeometryCallback(Monitor, TrainerCallback):
         callbacks = handler.callbacks
         scalars = self._scalars(records)
         means = {tag: value for tag, value in scalars.items() if tag.rpartition("/")[2] in MEANS}
-        state.log_history.append({**means, "step": step})
+        epoch = (state.epoch or 0.0) * step / max(now, 1)
+        # the summary of training stays the last one
+        at = len(state.log_history) - self._is_over
+        state.log_history.insert(at, {**means, "epoch": epoch, "step": step})
         state.global_step = step  # integrations date values with it
         # loggers, of ``report_to`` or made from one, and not callbacks that act on logs
         handler.callbacks = [
