@@ -32,7 +32,12 @@ from embedgeo.capture.structure import (
 )
 from embedgeo.capture.torch_names import meta_values
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
+from embedgeo.checkpoints.loading import (
+    described_model,
+    import_function,
+    make_model,
+    stated_positions,
+)
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
@@ -288,13 +293,8 @@ def _model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
     """
     folder = Path(source).expanduser()
     if "/" not in source and (":" in source or "." in source) and not folder.exists():
-        with requiring(
-            "the model must name what makes a torch module, as package.module:make_model", source
-        ):
-            model = import_named(source.replace(":", "."))()
-            if not isinstance(model, nn.Module):
-                raise TypeError(f"it makes a {type(model).__name__}")
-        return model
+        rule = "the model must name what makes a torch module, as package.module:make_model"
+        return make_model(import_function(source, rule), source, rule)
     require_source("model", source)
     with tempfile.TemporaryDirectory() as cache:
         if not is_local(source):

@@ -5,15 +5,12 @@ runs.
 import re
 import warnings
 
-import pandas as pd
 import pytest
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import model_record
 from embedgeo.sweep import check
-from tests.report.synthetic import make_sweep
 from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -180,34 +177,12 @@ def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, printed):
         assert [row.split()[1] for row in rows] == names.split()
 
 
-def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
-    for name in ("bert-seed_0", "bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
+def test_repositories_may_name_a_step_each(hub):
+    for name in ("bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
         hub.add(f"lab/{name}", "main", checkpoint_files(0))
-    assert [c.step for c in list_checkpoints("lab/bert-*")] == [20000, 40000]
-    assert [c.model for c in list_checkpoints("lab/bert-*", final=True)] == ["lab/bert-seed_0"]
-    assert [c.step for c in list_checkpoints("lab/bert-seed_0-step_*", final=True)] == [40000]
-    assert [c.position.series for c in list_checkpoints("lab/gpt-*")] == [
+    steps = ["lab/bert-seed_0-step_20k", "lab/bert-seed_0-step_40k"]
+    assert [c.step for c in list_checkpoints(steps)] == [20000, 40000]
+    assert [c.position.series for c in list_checkpoints(["lab/gpt-a", "lab/gpt-b"])] == [
         "lab--gpt-a",
         "lab--gpt-b",
     ]
-
-
-def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path):
-    folder = SweepFolder(make_sweep(tmp_path / "out", (1, 2, 8, 32), 2, dim=16))
-    for step in (1, 2, 8, 32):
-        records = folder.read(f"step{step}").assign(series="step")
-        if step == 32:
-            records["width"] *= 2
-        kind = "GPT2LMHeadModel" if step == 8 else "GPTNeoXForCausalLM"
-        folder.write(f"step{step}", records, {}, {"model_class": kind})
-    folder.rebuild()
-    names = {
-        "step GPTNeoXForCausalLM 16 wide, 2 deep": [1, 2],
-        "step GPT2LMHeadModel 16 wide, 2 deep": [8],
-        "step GPTNeoXForCausalLM 32 wide, 2 deep": [32],
-    }
-    table = pd.read_csv(folder.path / "metrics.csv")
-    assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
-    assert {path.name for path in (folder.path / "tensorboard").iterdir()} == set(names)
-    runs = read_runs([folder.path])
-    assert {run.label: run.steps for run in runs} == {f"out: {name}": names[name] for name in names}

@@ -246,19 +246,18 @@ def require_arithmetic(x: Tensor) -> None:
         )
 
 
-def massive_times(skip_massive: bool | float, massive: float = MASSIVE) -> float:
+def massive_times(skip_massive: bool | float) -> float:
     """How many times the median norm of its pass a row must exceed to be massive: ``skip_massive``
-    where that is a number, else ``massive``.
+    where that is a number, else 4.
 
     Raises:
-        ValueError: ``skip_massive`` is neither a bool nor a number above 1, or ``massive`` no such
-            number.
+        ValueError: ``skip_massive`` is neither a bool nor a number above 1.
     """
-    times = massive if isinstance(skip_massive, bool) else skip_massive
-    if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
-        rule = "massive must be" if times is massive else "skip_massive must be True, False, or"
+    times = MASSIVE if isinstance(skip_massive, bool) else skip_massive
+    if not isinstance(times, int | float) or not 1 < times < math.inf:
         raise ValueError(
-            f"{rule} a number above 1, by which the median norm is multiplied; got {times!r}."
+            "skip_massive must be True, False, or a number above 1, by which the median norm is "
+            f"multiplied; got {times!r}."
         )
     return float(times)
 

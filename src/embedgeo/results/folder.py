@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,6 @@ import pandas as pd
 
 from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import DEFINITIONS
-from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
 from embedgeo.results.parquet import (
@@ -34,7 +33,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import Deviations, block_means, is_of_model, shared_files
+from embedgeo.results.records import Deviations, block_means, shared_files
 from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
@@ -219,7 +218,6 @@ class SweepFolder:
         by checkpoint.
 
         A run has the name of its series, fit for a folder; a single series that of the model.
-        Different models in one series are runs of their own.
         """
         frames = {
             name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
@@ -227,16 +225,14 @@ class SweepFolder:
         }
         checkpoints = {name: records for name, records in frames.items() if len(records)}
         first = {name: records.iloc[0] for name, records in checkpoints.items()}
-        series = _series(
-            checkpoints, {name: self.facts(name).get("model_class", "") for name in checkpoints}
-        )
+        series = {name: str(own["series"]) for name, own in first.items()}
         models = {Path(each["model"]).name for each in first.values()}
         is_one = len(models) == len(set(series.values())) == 1
         titles = dict.fromkeys(series, models.pop()) if is_one else series
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(checkpoints, key=lambda name: (series[name], first[name]["step"], name)):
             own = first[name]
-            records = checkpoints[name].assign(series=series[name])
+            records = checkpoints[name]
             if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
             run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
@@ -254,11 +250,10 @@ class SweepFolder:
         """Write the tables and the sampled rows of a checkpoint, then its records, which makes it
         done.
 
-        Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
-        a change of local weights is noticed; ``config``, the digest of ``config.json``;
-        ``has_step``, "false" of a final model;
-        ``weight_files``, the digests of several files of weights,
-        by which one that others share is found.
+        Facts are ``model_class``; ``files``, by which a change of local weights is noticed;
+        ``config``, the digest of ``config.json``; ``has_step``, "false" of a final model;
+        ``weight_files``, the digests of several files of weights, by which one that others share is
+        found.
         """
         # of earlier records, none may be left beside what belongs to these, and nothing of theirs
         own = (
@@ -391,30 +386,3 @@ def _derived_from(path: Path) -> dict[str, str]:
     metadata = read_metadata(path) if path.exists() else {}
     digests: dict[str, str] = json.loads(metadata.get(_DERIVED, "{}"))
     return digests
-
-
-def _series(checkpoints: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
-    """The series of each checkpoint; where a series has several models, with their classes, if
-    known, and shapes.
-    """
-    names_of: dict[str, list[str]] = {}
-    for name, records in checkpoints.items():
-        names_of.setdefault(str(records["series"].iloc[0]), []).append(name)
-    series = {}
-    for own, names in names_of.items():
-        models = {name: _shape(checkpoints[name]) for name in names}
-        if len({classes[name] for name in names} - {""}) > 1:
-            models = {name: f"{classes[name]} {shape}" for name, shape in models.items()}
-        are_several = len(set(models.values())) > 1
-        series.update(
-            {name: f"{own} {models[name]}".strip() if are_several else own for name in names}
-        )
-    return series
-
-
-def _shape(records: pd.DataFrame) -> str:
-    """Width and depth of the model, as its records have them."""
-    layers = records[~is_of_model(records)].drop_duplicates("layer")
-    widths = layers.set_index("layer")["width"]
-    blocks = [*chain.from_iterable(blocks_by_side(widths.index).values())] or [*widths.index]
-    return f"{widths[blocks].max()} wide, {len(blocks)} deep"

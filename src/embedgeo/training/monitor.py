@@ -2,7 +2,6 @@
 
 import math
 import operator
-import os
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -426,7 +425,6 @@ class Monitor(ABC):
         self._illustrations = Illustrations(
             self.prefix, self._tag_start, self.on_error, self.pictures, self.scalars
         )
-        prefix = self._file_prefix()
         folder = self.folder or run.folder
         with self._own_work():
             if run.writes_files and folder is not None and not missing_for_history():
@@ -438,7 +436,7 @@ class Monitor(ABC):
                     "window": str(self.window),
                 }
                 self._file = HistoryFile(
-                    Path(folder), prefix, origin, start=step, run=self._history_run
+                    Path(folder), self.prefix, origin, start=step, run=self._history_run
                 )
 
     def _open(self, batch: Any) -> bool:
@@ -506,25 +504,6 @@ class Monitor(ABC):
             if memory.peak <= self.max_bytes:
                 break
         return bounds, memory
-
-    def _file_prefix(self) -> str:
-        """The prefix, with a number where processes that were launched together do not know of each
-        other.
-        """
-        rank, num_processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if is_distributed() or not (
-            rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1
-        ):
-            return self.prefix
-        self._warn(
-            "torch.distributed must be initialized where several processes train one model; this "
-            f"is process {rank} of {num_processes} (RANK, WORLD_SIZE) without it, and measures its "
-            "own rows alone, into a file of its own. Call init_process_group() before the first "
-            "step."
-        )
-        return (
-            self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
-        )
 
     def _have_begun(self) -> bool:
         """Tell if all ranks have come with the same options; otherwise monitoring is off."""
