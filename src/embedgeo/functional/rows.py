@@ -163,10 +163,10 @@ def row_ids(
 
     For those that are on another device than the CPU it is waited.
     """
-    if token_ids is not None:
-        _require_integers("token_ids", token_ids, embeddings)
-    if sequence_ids is not None:
-        _require_integers("sequence_ids", sequence_ids, embeddings)
+    for name, each in (("token_ids", token_ids), ("sequence_ids", sequence_ids)):
+        if each is not None:
+            _require_shape(name, each, embeddings)
+            require_integers(each, name)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
     ids, sequences, marks = on_cpu(token_ids, sequence_ids, mask)
@@ -194,10 +194,16 @@ def on_cpu(*tensors: Tensor | None) -> list[Any]:
     return [None if each is None else each.detach().cpu() for each in tensors]
 
 
-def _require_integers(name: str, ids: Tensor, embeddings: Tensor) -> None:
-    _require_shape(name, ids, embeddings)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+def is_integer(ids: Tensor) -> bool:
+    """Tell a tensor of whole numbers, which marks are not."""
+    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+
+
+def require_integers(ids: Tensor, name: str) -> Tensor:
+    """Ids; TypeError if they are no whole numbers."""
+    if not is_integer(ids):
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
+    return ids
 
 
 def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bool:
