@@ -313,10 +313,12 @@ def of_processing(setting: Setting, model: PreTrainedModel, token_ids: Tensor) -
     centred = x - flat.mean(0)
     scale = flat.std(0, correction=0)
     _, singular, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    # rows that a norm has made do not vary along one direction, but for rounding
+    varies = singular.square() > 1e-7 * singular[0].square()
     processed = (
         x,
         centred / scale,
-        centred @ axes.T / singular * len(flat) ** 0.5,
+        centred @ axes[varies].T / singular[varies] * len(flat) ** 0.5,
         centred - centred @ axes[:3].T @ axes[:3],
     )
     frames = []
