@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import embedgeo
 from embedgeo.functional import row_scatter, token_table
-from embedgeo.text import cut_sequences, read_documents
+from embedgeo.text import Documents, cut_sequences
 from research.tables import checkpoint_parser, checkpoint_tables, load_tokenizer
 
 NO_TARGET = -100
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def measure(checkpoint: Any) -> pd.DataFrame:
         model = checkpoint.load(getattr(torch, options.dtype), options.device)
         text = read_text(
-            read_documents(options.text),
+            [*Documents(options.text)],
             load_tokenizer(options, checkpoint),
             options.seq_len,
             options.num_tokens,

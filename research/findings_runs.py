@@ -34,14 +34,7 @@ from transformers import (
 )
 
 import embedgeo
-from embedgeo.functional import (
-    pca_whitening,
-    principal_axes,
-    row_scatter,
-    top_removal,
-    type_regressions,
-    z_scoring,
-)
+from embedgeo.functional import type_regressions
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, default_metrics
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from research.models import HEAD_WIDTH, MASKED, learning_share, new_decoder
@@ -316,13 +309,17 @@ def of_processing(setting: Setting, model: PreTrainedModel, token_ids: Tensor) -
     with torch.no_grad():
         hidden = model.base_model(input_ids=token_ids, output_hidden_states=True).hidden_states
     x = hidden[half_way].double()
-    fitted = row_scatter(x.flatten(0, 1))
-    axes = principal_axes(fitted)
+    flat = x.flatten(0, 1)
+    centred = x - flat.mean(0)
+    scale = flat.std(0, correction=0)
+    _, singular, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    # rows that a norm has made do not vary along one direction, but for rounding
+    varies = singular.square() > 1e-7 * singular[0].square()
     processed = (
         x,
-        z_scoring(fitted)(x),
-        pca_whitening(axes)(x),
-        top_removal(axes, 3)(x),
+        centred / scale,
+        centred @ axes[varies].T / singular[varies] * len(flat) ** 0.5,
+        centred - centred @ axes[:3].T @ axes[:3],
     )
     frames = []
     for name, rows in zip(PROCESSED, processed, strict=True):

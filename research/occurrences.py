@@ -27,7 +27,7 @@ import yaml
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional import REGRESSION_COUNT_RANGE, principal_axes, row_scatter
+from embedgeo.functional import REGRESSION_COUNT_RANGE
 from embedgeo.metrics import GeometryMetric
 
 _NUM_BINS = 10  # ranges of frequencies
@@ -105,8 +105,10 @@ def row_plane(x: Tensor) -> Tensor:
 
     The zero vector stays at (0, 0). The largest coordinate of each axis is positive.
     """
-    axes = principal_axes(row_scatter(x)).axes[:, :2]
-    return x.to(axes.dtype) @ pad(axes, (0, 2 - axes.shape[1]))
+    rows = x.double()
+    axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False).Vh[:2].T
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    return rows @ pad(axes * largest.sign(), (0, 2 - axes.shape[1]))
 
 
 def metrics(dim: int) -> list[TokenOccurrences]:

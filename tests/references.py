@@ -197,7 +197,6 @@ def spectrum(x):
         "rankme": entropy_rank(np.linalg.svd(x, compute_uv=False)),
         "effective_rank_eigenvalues": entropy_rank(values),
         "isoscore": isoscore(x),
-        "top1_share": values[0] / values.sum(),
         "top5_share": values[:5].sum() / values.sum(),
         "anisotropy_without_top5": values[5] / values[5:].sum() if len(values) > 5 else np.nan,
     }

@@ -3,7 +3,9 @@ import json
 import re
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +132,12 @@ def test_the_options_that_a_command_prints_can_be_its_configuration(
         main([command, *arguments, "--print_config"])
     (tmp_path / "x.yaml").write_text(printed())
     seen = []
-    monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
+    run, settings = COMMANDS[command]
+
+    @wraps(run)
+    def record(*given, **options):
+        seen.append(given[0] if given else SimpleNamespace(**options))
+
+    monkeypatch.setitem(COMMANDS, command, (record, record if settings is run else settings))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
     assert (seen[0].layers, seen[0].seq_len) == (seen[1].layers, seen[1].seq_len)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from embedgeo.functional.sampling import row_keys
-from embedgeo.text import Documents, builtin_corpus, cut_sequences, read_documents, split_held_out
+from embedgeo.text import Documents, builtin_corpus, cut_sequences, split_held_out
 from embedgeo.text.reading import cut_texts
 from embedgeo.text.tokenizing import chosen_special_tokens, tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenizer_files, write_files
@@ -28,11 +28,10 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(TEXT[0].encode()))
-    assert (
-        read_documents([tmp_path / "a.jsonl"]) == read_documents([tmp_path / "b.jsonl.gz"]) == TEXT
-    )
-    assert read_documents([tmp_path / "c.txt.gz", tmp_path / "a.jsonl"]) == [TEXT[0], *TEXT]
-    assert read_documents() == builtin_corpus()
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        assert [*Documents([str(tmp_path / name)])] == TEXT
+    assert [*Documents([str(tmp_path / "c.txt.gz"), str(tmp_path / "a.jsonl")])] == [TEXT[0], *TEXT]
+    assert [*Documents()] == builtin_corpus()
 
 
 @pytest.mark.parametrize(
@@ -51,9 +50,9 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=name):
-        read_documents([tmp_path / name])
+        [*Documents([str(tmp_path / name)])]
     with pytest.raises(ValueError, match="missing"):
-        read_documents([tmp_path / "missing.txt"])
+        [*Documents([str(tmp_path / "missing.txt")])]
 
 
 def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
@@ -66,9 +65,9 @@ def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
         lines = lists.get(name, b'{"text": "One."}\n')
         (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
         with pytest.raises(ValueError, match=rf"by the name \.jsonl .*{name} is not\. Rename"):
-            read_documents([tmp_path / name])
+            [*Documents([str(tmp_path / name)])]
     (tmp_path / "a.txt").write_text('"One", [1] says.')
-    assert read_documents([tmp_path / "a.txt"]) == ['"One", [1] says.']
+    assert [*Documents([str(tmp_path / "a.txt")])] == ['"One", [1] says.']
 
 
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path):
@@ -77,7 +76,7 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path
         line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
         data = (text if name == "a.txt" else line).replace("\n", "\r\n").encode("utf-8-sig")
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
-        assert read_documents([tmp_path / name]) == [text]
+        assert [*Documents([str(tmp_path / name)])] == [text]
 
 
 def test_a_long_file_is_read_as_far_as_it_is_needed(tmp_path):
@@ -99,12 +98,12 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
             ValueError,
             match=f"{path} is not readable: it is no file. Of a folder or a device, name",
         ):
-            read_documents([path])
+            [*Documents([str(path)])]
 
     os.mkfifo(tmp_path / "pipe")
     written = "endless " * 2**18
     threading.Thread(target=(tmp_path / "pipe").write_text, args=(written,)).start()
-    assert read_documents([tmp_path / "pipe"]) == [written]
+    assert [*Documents([str(tmp_path / "pipe")])] == [written]
 
 
 @pytest.mark.parametrize(("kind", "space"), [("gpt", " "), ("bert", "")])

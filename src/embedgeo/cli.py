@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,19 @@ def drift(folder: Path) -> None:
     print(shell_command("embedgeo", "report", folder))
 
 
-@dataclass(frozen=True)
-class DoctorSettings:
-    """The options of ``embedgeo doctor``.
+def doctor(
+    source: str,
+    layers: str | list[str] = "blocks",
+    batch_size: int = 8,
+    seq_len: int | None = None,
+    jackknife: int = 0,
+    ranks: int = 1,
+    trust_remote_code: bool | None = None,
+) -> None:
+    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, what
+    to change.
+
+    Nothing is trained, and no weights are downloaded.
 
     Args:
         source: a repository on the Hub or a local folder, of which only ``config.json`` is read; or
@@ -65,26 +74,22 @@ class DoctorSettings:
         trust_remote_code: ``true`` runs code that comes with a repository or folder, ``false``
             takes transformers' own class in its place; default: what comes with code is refused.
     """
-
-    source: str
-    layers: str | list[str] = "blocks"
-    batch_size: int = 8
-    seq_len: int | None = None
-    jackknife: int = 0
-    ranks: int = 1
-    trust_remote_code: bool | None = None
-
-
-def doctor(settings: DoctorSettings) -> None:
-    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, what
-    to change.
-
-    Nothing is trained, and no weights are downloaded.
-    """
     require_extra("sweep", "embedgeo doctor")
-    from embedgeo.doctor import run_doctor
+    from embedgeo.doctor import describe, named_model, usual_length
+    from embedgeo.sweep.processes import muted_libraries
+    from embedgeo.training.lightning import GeometryMonitor
 
-    run_doctor(**asdict(settings))
+    with muted_libraries():
+        model = named_model(source, trust_remote_code=trust_remote_code)
+        patterns = SweepSettings("", layers=layers).layer_patterns
+        described = describe(
+            GeometryMonitor(layers=patterns, jackknife=jackknife),
+            model,
+            batch_size=batch_size,
+            seq_len=seq_len or usual_length(model),
+            ranks=ranks,
+        )
+    print(described, flush=True)
 
 
 def report(
@@ -137,7 +142,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "check": (check, check),
-    "doctor": (doctor, DoctorSettings),
+    "doctor": (doctor, doctor),
     "drift": (drift, drift),
     "report": (report, report),
     "examples": (examples, examples),

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,15 +32,17 @@ from embedgeo.capture.structure import (
 )
 from embedgeo.capture.torch_names import meta_values
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
+from embedgeo.checkpoints.loading import (
+    described_model,
+    import_function,
+    make_model,
+    stated_positions,
+)
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.glossary import headlines
 from embedgeo.results.findings import MORE_ROWS, few_rows
-from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.processes import muted_libraries
-from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.plan import memory_sentences, sources_of_rows
 
@@ -130,8 +132,7 @@ def describe(
     with kept_random_states(), kept_state(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         set_eval_modes(model)
-        forward = _Forward(model, geometry.layers)
-        forward.run(batch)
+        forward = _run(model, geometry.layers, batch)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     layers = [_described(layer, forward, paths) for layer in geometry.layers]
     gives_ids = monitor.token_ids is not None
@@ -166,47 +167,47 @@ def describe(
     )
 
 
-class _Forward:
+class _Forward(NamedTuple):
     """What a forward pass on a batch, or on a few token ids, shows."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
-        self.inputs = ForwardInputs(model)
-        self.widths: dict[str, int] = {}  # of the layers that were reached
-        self.error: Exception | None = None  # where some layers were not reached
-        self._model = measured_model(model)
-        self._layers = layers
+    inputs: ForwardInputs
+    widths: dict[str, int]  # of the layers that were reached
+    error: Exception | None  # where some layers were not reached
 
-    def run(self, batch: Any) -> None:
-        """Run the measured model, or the first of the modules inside that can be run."""
-        with ExitStack() as hooks, torch.no_grad(), meta_values():
-            hooks.enter_context(eager_mode)
-            hooks.enter_context(every_module_called)
-            for table in self.inputs.tables:
-                hooks.enter_context(
-                    table.register_forward_hook(self.inputs.record_token_ids, with_kwargs=True)
-                )
-            for layer in self._layers:
-                module = layer.calls[-1].module
-                before = module.register_forward_pre_hook
-                register = before if layer.takes_input else module.register_forward_hook
-                hooks.enter_context(register(partial(self._add_hidden, layer), with_kwargs=True))
-            for module in dict.fromkeys((self._model, *self.inputs.enclosing_modules)):
-                for each in _token_batches(module) if batch is None else [batch]:
-                    if not is_callable(module):
-                        continue
-                    try:
-                        module(**each) if hasattr(each, "keys") else module(each)
-                    except Exception as error:
-                        self.error = self.error or error
-                    else:
-                        return
 
-    def _add_hidden(
-        self, layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None
-    ) -> None:
+def _run(model: nn.Module, layers: Sequence[Layer], batch: Any) -> _Forward:
+    """Run the measured model, or the first of the modules inside that can be run."""
+    inputs, widths = ForwardInputs(model), dict[str, int]()
+    first_error: Exception | None = None
+
+    def add_hidden(layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
         if hidden is not None:
-            self.widths[layer.name] = hidden.shape[-1]
+            widths[layer.name] = hidden.shape[-1]
+
+    with ExitStack() as hooks, torch.no_grad(), meta_values():
+        hooks.enter_context(eager_mode)
+        hooks.enter_context(every_module_called)
+        for table in inputs.tables:
+            hooks.enter_context(
+                table.register_forward_hook(inputs.record_token_ids, with_kwargs=True)
+            )
+        for layer in layers:
+            module = layer.calls[-1].module
+            before = module.register_forward_pre_hook
+            register = before if layer.takes_input else module.register_forward_hook
+            hooks.enter_context(register(partial(add_hidden, layer), with_kwargs=True))
+        for module in dict.fromkeys((measured_model(model), *inputs.enclosing_modules)):
+            for each in _token_batches(module) if batch is None else [batch]:
+                if not is_callable(module):
+                    continue
+                try:
+                    module(**each) if hasattr(each, "keys") else module(each)
+                except Exception as error:
+                    first_error = first_error or error
+                else:
+                    return _Forward(inputs, widths, first_error)
+    return _Forward(inputs, widths, first_error)
 
 
 def _token_batches(module: nn.Module) -> list[Any]:
@@ -258,43 +259,19 @@ def _warnings(
         )
 
 
-def run_doctor(
-    source: str,
-    *,
-    layers: str | list[str],
-    batch_size: int,
-    seq_len: int | None,
-    jackknife: int,
-    ranks: int,
-    trust_remote_code: bool | None,
-) -> None:
-    """Print what `describe` returns; arguments are the options of ``embedgeo doctor``."""
-    with muted_libraries():
-        model = _model(source, trust_remote_code=trust_remote_code)
-        patterns = SweepSettings("", layers=layers).layer_patterns
-        described = describe(
-            GeometryMonitor(layers=patterns, jackknife=jackknife),
-            model,
-            batch_size=batch_size,
-            seq_len=seq_len or min(stated_positions(measured_model(model)) or 512, 512),
-            ranks=ranks,
-        )
-    print(described, flush=True)
+def usual_length(model: nn.Module) -> int:
+    """Tokens of a sequence: 512, or as many as a model has positions."""
+    return min(stated_positions(measured_model(model)) or 512, 512)
 
 
-def _model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
+def named_model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
     """The model of a repository or a folder, by its ``config.json`` alone, or that a function
     makes.
     """
     folder = Path(source).expanduser()
     if "/" not in source and (":" in source or "." in source) and not folder.exists():
-        with requiring(
-            "the model must name what makes a torch module, as package.module:make_model", source
-        ):
-            model = import_named(source.replace(":", "."))()
-            if not isinstance(model, nn.Module):
-                raise TypeError(f"it makes a {type(model).__name__}")
-        return model
+        rule = "the model must name what makes a torch module, as package.module:make_model"
+        return make_model(import_function(source, rule), source, rule)
     require_source("model", source)
     with tempfile.TemporaryDirectory() as cache:
         if not is_local(source):

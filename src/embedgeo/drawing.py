@@ -36,7 +36,6 @@ Array = NDArray[np.float64]
 Png = tuple[bytes, int, int]  # a picture, its width and height
 
 DPI = 170
-ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
@@ -213,13 +212,6 @@ def save(data: FigureData, folder: Path) -> bytes:
 def tick_label(number: float, _: object = None) -> str:
     """The label of a tick; ticks are round numbers already."""
     return formatting.short(number, 6)
-
-
-def thinned(count: int, most: int) -> list[int]:
-    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last
-    included.
-    """
-    return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
 
 
 class StepAxis:

@@ -63,7 +63,6 @@ OTHERS = {
         "num_batches": 2,
         "estimator": skdim.id.lPCA(),
         "discard_fraction": 0.5,
-        "duplicate_tolerance": 0.1,
         "seed": 100_000,
         "neighbors": "other_sequences",
     },

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 LFS_SUFFIXES = (".safetensors", ".bin")
 
@@ -100,9 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self):
         path = unquote(urlsplit(self.path).path)
         try:
-            if path == "/api/models":
-                self._list(parse_qs(urlsplit(self.path).query))
-            elif path.startswith("/api/datasets/"):
+            if path.startswith("/api/datasets/"):
                 self._dataset(path.removeprefix("/api/"))
             elif path.startswith("/api/models/"):
                 self._api(path.removeprefix("/api/models/"))
@@ -112,15 +110,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._file(repository, commit, name)
         except (BrokenPipeError, ConnectionResetError):
             pass
-
-    def _list(self, query):
-        author, search = query.get("author", [""])[0], query.get("search", [""])[0]
-        found = [
-            name
-            for name in self.server.hub.repositories
-            if name.startswith(f"{author}/") and search in name
-        ]
-        self._send(200, [{"id": name, "modelId": name, "_id": name} for name in found])
 
     def _api(self, rest):
         if rest.endswith("/refs"):

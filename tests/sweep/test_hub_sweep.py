@@ -12,7 +12,7 @@ from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
-from embedgeo.text import read_documents
+from embedgeo.text import Documents
 from tests.files import contents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -59,7 +59,7 @@ def test_every_revision_is_measured_once_and_a_second_run_does_nothing(run, hub,
     assert sweep(REPOSITORY, **options) == 0
     folder = SweepFolder(options["out"])
     ids = tokenize_sequences(
-        read_documents([options["text"]]),
+        [*Documents([str(options["text"])])],
         tokenizer_of(tokenizer_files()),
         seq_len=16,
         num_tokens=64,

@@ -142,7 +142,7 @@ class PositionsFirst(Forward):
         (Blocks(), r"must be one that can be run .*Module \[Blocks\] is missing .*forward"),
         (
             Forward(num_positions=13),
-            r"at most the model's 13 positions; got 16\. Give --seq-len 13",
+            "must be one that can be run on sequences of seq_len tokens, .* got 16 ",
         ),
         (Short(), "must be one that can be run on sequences of seq_len tokens, .* got 16 "),
     ],

@@ -15,7 +15,6 @@ from tests.files import ROOT, events_of
 from tests.sweep.forked import ANSWER
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
-_TABLES = ("tokens", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "2"))  # `make soak` asks for more
 
 
@@ -78,7 +77,7 @@ def results(out):
             (event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)
         ]
     tables = [
-        path for name in ("checkpoints", *_TABLES, "samples") for path in (out / name).glob("*")
+        path for name in ("checkpoints", "tokens", "samples") for path in (out / name).glob("*")
     ]
     files = {
         str(p.relative_to(out)): p.read_bytes()

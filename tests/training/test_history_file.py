@@ -27,7 +27,7 @@ from embedgeo.results import parquet
 from embedgeo.results.parquet import HistoryFile
 from tests.records import layer_records
 from tests.training.hf_runs import hf_trainer
-from tests.training.loops import go_on, run_whole
+from tests.training.loops import go_on
 from tests.training.runs import (
     RESUMED,
     fit,
@@ -423,23 +423,6 @@ def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(
         "history.1.parquet": [0],
         "history.2.parquet": [0, 2],
     }
-
-
-def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in (0, 1):
-        monkeypatch.setenv("RANK", str(rank))
-        model = small_model()
-        monitor = StepMonitor(model, 1, layers="1", metrics=moments, folder=tmp_path)
-        ids = torch.arange(3 + rank)
-        with pytest.warns(UserWarning, match=f"this is process {rank} of 2") as warned:
-            run_whole(monitor, 2, lambda model=model, ids=ids: model(ids))
-        assert len(warned) == 1
-    records = load_results(tmp_path).query("metric == 'n'")
-    numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
-    assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}
 
 
 FORKS = """

@@ -25,7 +25,9 @@ from embedgeo.capture.torch_names import has_gradients, is_transformed, version
 from embedgeo.functional.rows import (
     NO_TYPE,
     has_rows_without_type,
+    is_integer,
     on_cpu,
+    require_integers,
     require_marks,
     rows_without_type,
     sequence_numbers,
@@ -180,7 +182,7 @@ class _RunningCall(NamedTuple):
             and not _NUMBERS.fullmatch(name)
             and isinstance(each, Tensor)
             and each.ndim == 2 + each.is_floating_point()
-            and (each.is_floating_point() or _is_integer(each))
+            and (each.is_floating_point() or is_integer(each))
         ]
         embeddings = _tensor(arguments, "inputs_embeds", 3)
         input_ids = _tensor(arguments, "input_ids", 2)
@@ -862,7 +864,7 @@ class ForwardInputs:
             tokens = ids
             words = given.get("word_ids")
             if words is not None:
-                words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
+                words = rows.require_fit(require_integers(words, "word_ids"), "word ids")
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, given.get("mask"), hidden.device)
             own = self.forward.own
@@ -928,7 +930,7 @@ class ForwardInputs:
 
     def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
         if token_ids is not None:
-            return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
+            return rows.require_fit(require_integers(token_ids, "token_ids"), "token ids")
         recorded = [*self.token_ids.values()]
         if not rows.layer.after:  # which may follow other look-ups
             recorded += self._later_ids.values()
@@ -1072,16 +1074,6 @@ def _are_ids(given: Any, ids: Tensor | None) -> bool:
 
 def _are_opposites(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and _equal(one.logical_not(), other.bool())
-
-
-def _is_integer(ids: Tensor) -> bool:
-    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-
-
-def _require_integers(ids: Tensor, name: str) -> Tensor:
-    if not _is_integer(ids):
-        raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
-    return ids
 
 
 def whole_sequences(hidden: Tensor, mesh: DeviceMesh, inputs: Sequence[Tensor]) -> Tensor:

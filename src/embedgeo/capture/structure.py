@@ -28,7 +28,6 @@ _TORCH_ATTENTION = (
     nn.MultiheadAttention,
 )
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
-_POSITIONS = re.compile(r"(?!.*rel)(?:.*[._])?(?:wpe|pos(?!t|_tag)[a-z]*)(?:[._].*)?")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
 
@@ -462,20 +461,6 @@ def named_parts(output: Any) -> Mapping[Any, Any]:
     if isinstance(output, tuple | list):
         return dict(enumerate(output))
     return {0: output} if isinstance(output, Tensor) else getattr(output, "__dict__", {})
-
-
-def num_positions(model: nn.Module) -> int | None:
-    """Rows of the shortest table outside of the blocks that is named after positions; None if there
-    is none.
-    """
-    tables = {
-        f"{name}.{own}": parameter
-        for module, name in _outside_blocks(model).items()
-        for own, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim > 1 and (isinstance(module, nn.Embedding) or own != "weight")
-    }
-    rows = (table.shape[-2] for name, table in tables.items() if _POSITIONS.fullmatch(name))
-    return min(rows, default=None)
 
 
 def model_width(model: nn.Module) -> int | None:

@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,25 +23,6 @@ T = TypeVar("T")
 
 class WrongHashError(OSError):
     """A file does not have the hash that the Hub lists."""
-
-
-def list_repositories(pattern: str) -> list[str]:
-    """Repositories whose name matches a pattern such as ``google/multiberts-seed_0-step_*``."""
-    author, _, name = pattern.partition("/")
-    if not name or set(author) & set("*?["):
-        raise ValueError(
-            f"a pattern of repositories must name its author, as in author/name-*; got {pattern!r}."
-        )
-    literal = re.split(r"[*?\[]", name)[0]
-    listed = retried(
-        lambda: [model.id for model in HfApi().list_models(author=author, search=literal or None)]
-    )
-    matching = sorted(repository for repository in listed if fnmatchcase(repository, pattern))
-    if not matching:
-        raise FileNotFoundError(
-            f"model must match at least one repository; {pattern!r} matches none of {author}'s."
-        )
-    return matching
 
 
 def list_revisions(repository: str) -> dict[str, str]:

@@ -59,9 +59,9 @@ def iter_checkpoints(
     of an earlier one.
 
     Args:
-        source: a repository on the Hub whose branches or tags name steps, a pattern of repositories
-            (``author/name-step_*``), or a local folder of checkpoints; or a list of these. A model
-            without steps is one checkpoint, of step 0.
+        source: a repository on the Hub whose branches or tags name steps, or which names a step
+            itself, or a local folder of checkpoints; or a list of these. A model without steps is
+            one checkpoint, of step 0.
         steps: ``"all"``, ``"log"``, ``"final"`` or the steps, as for `embedgeo.SweepSettings`.
         revisions: take only the branches and tags that match this pattern.
         evict: download into a temporary folder, and remove each checkpoint when the loop goes on.

@@ -32,9 +32,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.structure import (
-    is_hugging_face,
     measured_model,
-    num_positions,
 )
 from embedgeo.checkpoints.files import (
     UNUSED,
@@ -443,7 +441,7 @@ def load_file(
             model: Any = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
         _require_hyperparameters(model, stored, path.name)
     else:
-        model = make_model(model_class)
+        model = make_model(maker, model_class)
     weights = _weights_of(model, stored, path.name)
     if is_lightning:  # whose keys a hook of the module may change
         weights = stored["state_dict"]
@@ -580,18 +578,28 @@ def import_maker(model_class: ModelClass) -> Any:
         "model_class must name a LightningModule as package.module.Class, or what makes a torch "
         "module without arguments as package.module:make, in a module that can be imported"
     )
-    with requiring(rule, model_class):
-        maker = import_named(model_class.replace(":", "."))
-        if not callable(maker):
-            raise TypeError(f"it is a {type(maker).__name__}")
-    return maker
+    return import_function(model_class, rule)
 
 
-def make_model(name: ModelClass) -> nn.Module:
-    """The model that a function or class of this name makes."""
-    rule = "model_class must name what makes a torch module without arguments"
+def import_function(name: str, rule: str) -> Any:
+    """What is called ``package.module.name``, or ``package.module:name``; ValueError with the rule
+    of an argument if it cannot be imported, or called.
+    """
     with requiring(rule, name):
-        model = import_maker(name)()
+        function = import_named(name.replace(":", "."))
+        if not callable(function):
+            raise TypeError(f"it is a {type(function).__name__}")
+    return function
+
+
+def make_model(
+    make: Callable[..., Any],
+    name: object,
+    rule: str = "model_class must name what makes a torch module without arguments",
+) -> nn.Module:
+    """The model that a function or class of this name makes."""
+    with requiring(rule, name):
+        model = make()
         if not isinstance(model, nn.Module):
             raise TypeError(f"it makes a {type(model).__name__}")
     return model
@@ -626,12 +634,10 @@ def import_named(name: str) -> Any:
 
 
 def stated_positions(model: nn.Module) -> int | None:
-    """Positions that the configuration of a model says it has, or else its table of positions;
-    None if neither does.
-    """
+    """Positions that the configuration of a model says it has; None if it says nothing."""
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(stated, int) or stated < 1:  # of XLNet, which has no limit
-        return None if is_hugging_face(model) else num_positions(model)
+        return None
     # RoBERTa's table has positions up to that of padding, which it never uses
     tables = (
         module for name, module in model.named_modules() if name.endswith("position_embeddings")

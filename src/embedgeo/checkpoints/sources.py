@@ -56,7 +56,7 @@ _LIKE_STEP = re.compile(
 _STATES = (".pt", ".pth")
 _NO_WEIGHTS = re.compile(r"optim|sched|rng|scaler|training_args", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/[\w*?\[][\w.*?\[\]-]{0,95})?", re.ASCII)
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 UNREADABLE = -1
 """The step of a Lightning file that does not name one and from which none can be read: its contents
@@ -336,7 +336,6 @@ def list_checkpoints(
         checkpoints += (of_none or of_steps) if final else (of_steps or of_none)
     checkpoints.sort(key=lambda c: (c.position.series, c.step, c.name))
     _require_distinct(checkpoints)
-    _require_file_names(checkpoints)
     return checkpoints
 
 
@@ -349,14 +348,7 @@ def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
             )
         return list(_list_folder(model, is_only))
     require_source("model", model)
-    is_pattern = bool(set(model) & set("*?["))
-    repositories = hub.list_repositories(model) if is_pattern else [model]
-    is_only = is_only and not is_pattern
-    checkpoints = [
-        checkpoint
-        for one in repositories
-        for checkpoint in _list_repository(one, revisions, is_only)
-    ]
+    checkpoints = [*_list_repository(model, revisions, is_only)]
     if not checkpoints:
         among = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
         raise FileNotFoundError(
@@ -578,21 +570,6 @@ def _require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
             f"a step must be named once; {names} all name step {step}. Choose by --revisions on "
             "the Hub; of a folder move all but one of them to another folder."
         )
-
-
-def _require_file_names(checkpoints: Sequence[Checkpoint]) -> None:
-    """Check that the results of each checkpoint go into a file of their own, also where case does
-    not count.
-    """
-    owners: dict[str, Checkpoint] = {}
-    for checkpoint in checkpoints:
-        other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
-        if other is not checkpoint:
-            raise ValueError(
-                "checkpoints must differ in their names, not only in case; "
-                f"{other.path or other.name} and {checkpoint.path or checkpoint.name} would share "
-                "a file of results. Choose by --revisions on the Hub, or rename."
-            )
 
 
 def _absolute(model: str) -> Path:

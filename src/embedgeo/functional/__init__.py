@@ -37,14 +37,6 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     two_nearest_distances,
 )
-from embedgeo.functional.processing import (
-    Affine,
-    PrincipalAxes,
-    pca_whitening,
-    principal_axes,
-    top_removal,
-    z_scoring,
-)
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
     Scatter,
@@ -74,10 +66,8 @@ from embedgeo.functional.tokens import (
 
 __all__ = [
     "REGRESSION_COUNT_RANGE",
-    "Affine",
     "LabelledEstimates",
     "Moments",
-    "PrincipalAxes",
     "RowLabels",
     "Sample",
     "Scatter",
@@ -93,16 +83,13 @@ __all__ = [
     "local_variance",
     "merge_duplicates",
     "moment_values",
-    "pca_whitening",
     "power_law",
-    "principal_axes",
     "row_moments",
     "row_scatter",
     "sampled_spectrum_values",
     "spectrum_values",
     "token_table",
     "top_eigenvalue",
-    "top_removal",
     "two_nearest_distances",
     "twonn_dimension",
     "type_regressions",
@@ -110,5 +97,4 @@ __all__ = [
     "unbiased_split",
     "variance_split",
     "within_variance",
-    "z_scoring",
 ]

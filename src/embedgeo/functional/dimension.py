@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.neighbors import (
-    DUPLICATE_TOLERANCE,
     Neighbors,
     merge_duplicates,
     same_label_shares,
@@ -47,7 +46,6 @@ def twonn_dimension(
     x: Tensor,
     *,
     discard_fraction: float = DISCARD_FRACTION,
-    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
@@ -60,7 +58,6 @@ def twonn_dimension(
     Args:
         x: shape (n, d), any floating dtype, finite.
         discard_fraction: share of the largest ratios that are not used, in (0, 1).
-        duplicate_tolerance: see `merge_duplicates`.
 
     Returns:
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to
@@ -71,7 +68,6 @@ def twonn_dimension(
         x,
         RowLabels(),
         discard_fraction=discard_fraction,
-        duplicate_tolerance=duplicate_tolerance,
     ).every
     assert estimate is not None
     return estimate
@@ -126,16 +122,14 @@ def _rate_of_ratios(log_mu: Tensor, discard_fraction: float) -> float:
     return float(used @ _log_ranks(n)[:num_used] / used.square().sum())
 
 
-def estimated_dimension(
-    x: Tensor, estimator: GlobalEstimator, *, duplicate_tolerance: float = DUPLICATE_TOLERANCE
-) -> DimensionEstimate:
+def estimated_dimension(x: Tensor, estimator: GlobalEstimator) -> DimensionEstimate:
     """Intrinsic dimension of the distinct rows of ``x`` by any scikit-dimension global estimator.
 
     Returns:
         The estimate; NaN where fewer than three distinct rows are left or the estimator raises a
         ValueError.
     """
-    points = merge_duplicates(x, duplicate_tolerance)
+    points = merge_duplicates(x)
     dimension = math.nan
     if len(points) >= 3:
         with suppress(ValueError):
@@ -169,7 +163,6 @@ def labelled_dimensions(
     labels: RowLabels,
     *,
     discard_fraction: float = DISCARD_FRACTION,
-    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
@@ -197,11 +190,10 @@ def labelled_dimensions(
 
     Args:
         x: the rows in random order, shape (n, d), any floating dtype, finite: what is drawn of a
-            type, or of copies, is the first of them.
+            type, or of copies, is the first of them. Copies are merged first, see
+            `merge_duplicates`; of those within a type, one counts.
         labels: of the rows, on any device.
         discard_fraction: see `twonn_dimension`.
-        duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a
-            type, one counts.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
@@ -221,7 +213,7 @@ def labelled_dimensions(
         return _twonn_estimate(*points, num_groups, discard_fraction)
 
     rows = Neighbors(x)
-    points, place = rows.distinct(duplicate_tolerance)
+    points, place = rows.distinct()
     between = None
     if types is not None:
         chosen = _one_of_each_type(types, place)

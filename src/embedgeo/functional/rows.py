@@ -163,10 +163,10 @@ def row_ids(
 
     For those that are on another device than the CPU it is waited.
     """
-    if token_ids is not None:
-        _require_integers("token_ids", token_ids, embeddings)
-    if sequence_ids is not None:
-        _require_integers("sequence_ids", sequence_ids, embeddings)
+    for name, each in (("token_ids", token_ids), ("sequence_ids", sequence_ids)):
+        if each is not None:
+            _require_shape(name, each, embeddings)
+            require_integers(each, name)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
     ids, sequences, marks = on_cpu(token_ids, sequence_ids, mask)
@@ -194,10 +194,16 @@ def on_cpu(*tensors: Tensor | None) -> list[Any]:
     return [None if each is None else each.detach().cpu() for each in tensors]
 
 
-def _require_integers(name: str, ids: Tensor, embeddings: Tensor) -> None:
-    _require_shape(name, ids, embeddings)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+def is_integer(ids: Tensor) -> bool:
+    """Tell a tensor of whole numbers, which marks are not."""
+    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+
+
+def require_integers(ids: Tensor, name: str) -> Tensor:
+    """Ids; TypeError if they are no whole numbers."""
+    if not is_integer(ids):
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
+    return ids
 
 
 def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bool:
@@ -246,19 +252,18 @@ def require_arithmetic(x: Tensor) -> None:
         )
 
 
-def massive_times(skip_massive: bool | float, massive: float = MASSIVE) -> float:
+def massive_times(skip_massive: bool | float) -> float:
     """How many times the median norm of its pass a row must exceed to be massive: ``skip_massive``
-    where that is a number, else ``massive``.
+    where that is a number, else 4.
 
     Raises:
-        ValueError: ``skip_massive`` is neither a bool nor a number above 1, or ``massive`` no such
-            number.
+        ValueError: ``skip_massive`` is neither a bool nor a number above 1.
     """
-    times = massive if isinstance(skip_massive, bool) else skip_massive
-    if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
-        rule = "massive must be" if times is massive else "skip_massive must be True, False, or"
+    times = MASSIVE if isinstance(skip_massive, bool) else skip_massive
+    if not isinstance(times, int | float) or not 1 < times < math.inf:
         raise ValueError(
-            f"{rule} a number above 1, by which the median norm is multiplied; got {times!r}."
+            "skip_massive must be True, False, or a number above 1, by which the median norm is "
+            f"multiplied; got {times!r}."
         )
     return float(times)
 

@@ -154,8 +154,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         number of coordinates that it leaves out: see `Scatter.tells`; ``anisotropy_null``, the
         Gaussian baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the
         normalised singular values; ``rankme``, the same of the rows as they are, not centred;
-        ``effective_rank_eigenvalues``, the same of the λ; ``isoscore``; ``top1_share``, which is
-        ``anisotropy`` again, and ``top5_share``, that of λ₁..λ₅ in Σλ; ``anisotropy_without_top5``
+        ``effective_rank_eigenvalues``, the same of the λ; ``isoscore``; ``top5_share``, that of
+        λ₁..λ₅ in Σλ; ``anisotropy_without_top5``
         λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All
         but the baseline and the number are NaN where the rows do not vary, and ``rankme`` only
         where they are 0, too.
@@ -267,7 +267,6 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
         "effective_rank_eigenvalues": entropy_rank(eigenvalues),
         # to which the steps of Rudman et al. 2022 reduce
         "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
-        "top1_share": ratio(eigenvalues[0], total),
         "top5_share": ratio(eigenvalues[:5].sum(), total),
         "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
         "alpha_req": alpha,

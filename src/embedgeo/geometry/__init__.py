@@ -49,7 +49,7 @@ from embedgeo.functional.distributed import (
     together,
 )
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
+from embedgeo.functional.rows import massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
 from embedgeo.geometry.undoing import undoing
@@ -138,7 +138,6 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         all_ranks: Group = None,
         skip_massive: bool | float = False,
-        massive: float = MASSIVE,
     ) -> None:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
@@ -167,8 +166,7 @@ class Geometry:
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
-            "massive": massive_times(skip_massive, massive),
-            "skip_massive": bool(skip_massive),
+            "skip_massive": skip_massive is not False and massive_times(skip_massive),
             "jackknife": jackknife,
             "dtype": "".join(dtypes[:1]).removeprefix("torch."),
         }
@@ -266,7 +264,7 @@ class Geometry:
         return export.tables_of_types(self.measured_layers(), kind)
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """All eigenvalues (``spectra``) and deviations of the groups (``jackknife``), if any.
+        """Tables of layers that metrics have, and deviations of the groups (``jackknife``), if any.
 
         Every rank must call this. There are deviations after `records` or `compute`: of a
         difference or a mean of values from the same groups take those of the deviations; its
@@ -702,8 +700,8 @@ class Geometry:
             device=self.device,
             process_group=self._group,
             jackknife=self.settings["jackknife"],
-            times=self.settings["massive"],
-            skip_massive=self.settings["skip_massive"],
+            times=massive_times(self.settings["skip_massive"]),
+            skip_massive=bool(self.settings["skip_massive"]),
             metrics=self._empty.pop((layer.name, dim), None),
         )
         self._metrics[layer.name] = metrics
@@ -778,7 +776,6 @@ def observe(
     word_ids: PerToken | None = None,
     jackknife: int = 0,
     skip_massive: bool | float = False,
-    massive: float = MASSIVE,
 ) -> Geometry:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -810,10 +807,10 @@ def observe(
             choice), which needs up to G + 1 times the memory; 0: there are none.
         skip_massive: leave massive rows out of all numbers (True), or those beyond so many times
             the median norm. ``n_massive`` says how many. Default: all rows count, and numbers
-            without the massive ones have keys that end in ``_without_massive``.
-        massive: a row is massive where its norm is beyond so many times the median norm of the
-            rows of its layer that count in its forward pass, on this rank; in passes of fewer than
-            100 rows none is. So these numbers change with how rows are split over passes and ranks.
+            without the massive ones have keys that end in ``_without_massive``. A row is massive
+            where its norm is beyond 4 times the median norm of the rows of its layer that count in
+            its forward pass, on this rank; in passes of fewer than 100 rows none is. So these
+            numbers change with how rows are split over passes and ranks.
 
     Returns:
         Geometry: a context manager; its ``compute()`` returns ``{layer: {metric: float}}``, its
@@ -841,5 +838,4 @@ def observe(
         word_ids=word_ids,
         jackknife=jackknife,
         skip_massive=skip_massive,
-        massive=massive,
     )

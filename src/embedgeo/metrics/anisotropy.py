@@ -23,7 +23,7 @@ from embedgeo.functional.spectrum import (
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group, left_without
-from embedgeo.metrics.base import GeometryMetric, Table, Tables
+from embedgeo.metrics.base import GeometryMetric, Table
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SAMPLE = (
@@ -50,12 +50,6 @@ _SPECTRUM = {
     ),
     "isoscore": Term(
         "IsoScore", "score, 0 to 1", "How evenly the variance is spread over all directions."
-    ),
-    "top1_share": Term(
-        "top-1 share",
-        "share of the variance",
-        "Variance along the largest direction: the anisotropy, by another name.",
-        is_drawn=False,
     ),
     "top5_share": Term(
         "top-5 share", "share of the variance", "Variance along the five largest directions."
@@ -157,7 +151,7 @@ class Anisotropy(GeometryMetric):
     Args:
         dim: d, the width of the embeddings.
         spectrum: also compute ``effective_rank``, ``rankme``, ``effective_rank_eigenvalues``,
-            ``isoscore``, ``top1_share``, ``top5_share``, ``anisotropy_without_top5``,
+            ``isoscore``, ``top5_share``, ``anisotropy_without_top5``,
             ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
@@ -251,9 +245,6 @@ class Anisotropy(GeometryMetric):
             )
         return covariance_eigenvalues(self.load(Scatter).expanded())
 
-    def layer_tables(self) -> Tables:
-        return {"spectra": self._spectrum} if self.spectrum else {}
-
     def samples(self) -> Table:
         eigenvalues = self.eigenvalues()  # which a sample does not have
         held = self.load(Scatter)
@@ -266,7 +257,6 @@ class Anisotropy(GeometryMetric):
         return {
             **rows.simulated(_SPECTRUM, _gaussian_spectrum, rows.n),
             "anisotropy": gaussian,
-            "top1_share": gaussian,
             "anisotropy_standardized": gaussian,
             "participation_ratio": (rows.dim * free + 2) / (free + rows.dim + 1),
         }
@@ -278,14 +268,6 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             values |= batch_values(self.load(AnisotropyBatches))
         return values
-
-    def _spectrum(self) -> Table:
-        index = torch.arange(1, self.dim + 1)
-        return {
-            "index": index,
-            "eigenvalue": self.eigenvalues(),
-            "n": self.load(Scatter).n.long().expand(self.dim),
-        }
 
 
 @cache

@@ -21,7 +21,6 @@ from embedgeo.functional.dimension import (
 from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.moments import directions, mean_cosine
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, row_labels, sample_batches
@@ -170,8 +169,6 @@ class IntrinsicDimension(GeometryMetric):
         estimator: ``"twonn"`` or any scikit-dimension global estimator object, such as
             ``skdim.id.lPCA()``.
         discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1).
-        duplicate_tolerance: how near to each other rows are merged, relative to their distance from
-            the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
         seed: of the sample.
         neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN,
             those of rows in ``"other_sequences"``, so that rows of one text, which are alike, are
@@ -203,7 +200,6 @@ class IntrinsicDimension(GeometryMetric):
         num_batches: int = 1,
         estimator: str | GlobalEstimator = "twonn",
         discard_fraction: float = DISCARD_FRACTION,
-        duplicate_tolerance: float = DUPLICATE_TOLERANCE,
         seed: int = 0,
         neighbors: Neighbors = "all",
         **kwargs: Any,
@@ -214,18 +210,16 @@ class IntrinsicDimension(GeometryMetric):
             num_batches,
             estimator,
             discard_fraction,
-            duplicate_tolerance,
             seed,
             neighbors,
             **kwargs,
         )
-        _require_arguments(batch_size, num_batches, discard_fraction, duplicate_tolerance)
+        _require_arguments(batch_size, num_batches, discard_fraction)
         _require_estimator(estimator, neighbors)
         self.batch_size = batch_size
         self.num_batches = num_batches
         self.estimator = estimator
         self.discard_fraction = discard_fraction
-        self.duplicate_tolerance = duplicate_tolerance
         self.seed = seed
         self.neighbors = neighbors
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
@@ -321,17 +315,13 @@ class IntrinsicDimension(GeometryMetric):
         groups: Tensor | None = None,
         num_groups: int = 0,
     ) -> LabelledEstimates:
-        tolerance = self.duplicate_tolerance
         batch = batch.on(self.device)
         if not isinstance(self.estimator, str):
-            return LabelledEstimates(
-                estimated_dimension(batch.rows, self.estimator, duplicate_tolerance=tolerance)
-            )
+            return LabelledEstimates(estimated_dimension(batch.rows, self.estimator))
         return labelled_dimensions(
             batch.rows,
             RowLabels(*batch.types_and_sequences()),
             discard_fraction=self.discard_fraction,
-            duplicate_tolerance=tolerance,
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
@@ -363,9 +353,7 @@ class IntrinsicDimension(GeometryMetric):
         return values
 
 
-def _require_arguments(
-    batch_size: int, num_batches: int, discard_fraction: float, duplicate_tolerance: float
-) -> None:
+def _require_arguments(batch_size: int, num_batches: int, discard_fraction: float) -> None:
     if batch_size < 3 or num_batches < 1:
         raise ValueError(
             f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} "
@@ -374,10 +362,6 @@ def _require_arguments(
     if not 0 < discard_fraction < 1:
         raise ValueError(
             f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}."
-        )
-    if not 0 <= duplicate_tolerance < 1:
-        raise ValueError(
-            f"duplicate_tolerance must be at least 0 and less than 1; got {duplicate_tolerance}."
         )
 
 

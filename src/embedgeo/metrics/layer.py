@@ -337,12 +337,12 @@ def require_num_groups(jackknife: int) -> None:
 
 
 @contextmanager
-def named(metric: Metric, how: str = "") -> Iterator[None]:
+def named(metric: Metric) -> Iterator[None]:
     """Context for calls of a metric, a user's maybe: what they raise gets a note that names it."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {type(metric).__name__}{how}")
+        error.add_note(f"in {type(metric).__name__}")
         raise
 
 

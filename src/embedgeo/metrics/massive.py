@@ -9,7 +9,6 @@ from torch import Tensor
 from embedgeo.functional.massive import RowGroup, first_rows, row_group
 from embedgeo.functional.moments import Moments, ratio
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import TokenTable, type_table
 from embedgeo.glossary import (
     WITHOUT_BOTH,
     WITHOUT_MASSIVE,
@@ -19,7 +18,7 @@ from embedgeo.glossary import (
     left_without,
     term,
 )
-from embedgeo.metrics.base import GeometryMetric, Table, Tables, values_of
+from embedgeo.metrics.base import GeometryMetric, values_of
 
 _LEFT_OUT = {  # by the end of a key
     WITHOUT_BOTH: "massive rows and the largest coordinate",
@@ -73,7 +72,6 @@ class MassiveRows(GeometryMetric):
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         self.declare(RowGroup.empty(dim))
-        self.declare(TokenTable.empty(dim), "type_")
 
     @staticmethod
     def family_term(key: str) -> Term | None:
@@ -91,22 +89,11 @@ class MassiveRows(GeometryMetric):
         self.extend(row_group(massive.embeddings, num_first))
 
     def update_states(self, rows: Rows) -> None:
-        table = type_table(rows)
-        if table is not None:
-            self.extend(table)
-
-    def layer_tables(self) -> Tables:
-        return {"massive": self._types}
+        """Nothing: `take` knows of which pass the rows are."""
 
     def compute(self) -> dict[str, Tensor]:
         group = self.load(RowGroup)
         return {"n_massive": group.n, "n_massive_first": group.num_first}
-
-    def _types(self) -> Table:
-        """``token_id`` and ``n`` of the token types of massive rows, the most frequent first."""
-        types = self.load(TokenTable).typed()
-        order = types.n.argsort(descending=True, stable=True)
-        return {"token_id": types.token_ids[order.cpu()], "n": types.n[order]}
 
 
 def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> dict[str, Tensor]:

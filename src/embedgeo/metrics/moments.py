@@ -23,6 +23,7 @@ from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"
+_SAMPLED_ROWS = 2048  # of which pairs are taken, on the host; all are where there are fewer
 
 _TERMS = {
     **in_group(
@@ -176,12 +177,8 @@ class EmbeddingMoments(GeometryMetric):
 
     Args:
         dim: d, the width of the embeddings.
-        sample_size: number of rows that are sampled, on the host; all are where there are fewer.
         seed: of the sample.
         kwargs: of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: ``sample_size`` is less than 2.
 
     >>> metric = EmbeddingMoments(2)
     >>> metric.update(torch.tensor([[0.0, 1.0], [0.0, 3.0]]))
@@ -201,15 +198,12 @@ class EmbeddingMoments(GeometryMetric):
         "M_over_Q_without_top_dim",
     )
 
-    def __init__(self, dim: int, sample_size: int = 2048, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(dim, sample_size, seed, **kwargs)
-        if sample_size < 2:
-            raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
-        self.sample_size = sample_size
+    def __init__(self, dim: int, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(dim, seed, **kwargs)
         self.declare(Moments.empty(dim))
         self.declare(RowGroup.empty(dim), "first_")
         self.declare(Count.empty(), "typed_")
-        self.declare(Sample.empty(dim, sample_size, seed=seed, num_labels=3), "sampled_")
+        self.declare(Sample.empty(dim, _SAMPLED_ROWS, seed=seed, num_labels=3), "sampled_")
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
@@ -222,7 +216,7 @@ class EmbeddingMoments(GeometryMetric):
             self.store(self.load(Sample).extend(rows, labels, ranks))
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
-        return table_working_bytes(self.dim, self.sample_size, device)
+        return table_working_bytes(self.dim, _SAMPLED_ROWS, device)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

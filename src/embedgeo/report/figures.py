@@ -195,7 +195,7 @@ def composition(run: Run, by: By) -> FigureData:
     of_blocks = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step")
     means: Any = of_blocks.apply(pd.DataFrame.mean, skipna=False)
     title = (
-        run.titled("What Q is made of", run.steps[-1])
+        "What Q is made of" + (f", step {run.steps[-1]:,}" if run.has_steps else "")
         if by == "layer"
         else "What Q is made of, mean over blocks"
     )

@@ -260,10 +260,6 @@ class Run:
             if each[0] != each[1]
         }
 
-    def titled(self, title: str, step: int) -> str:
-        """A title with the step, of which a final model has none."""
-        return f"{title}, step {step:,}" if self.has_steps else title
-
     def varies(self, metric: str) -> bool:
         """Test for more than one value of a metric, at layers or over blocks."""
         every = (self.values, self.means_recorded)

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from math import inf, isnan, nan
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import WITHOUT_BOTH, WITHOUT_MASSIVE, WITHOUT_TOP_DIM, in_order, term
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOVED = 0.1
 """Share of itself by which a headline has to move."""
@@ -57,7 +53,6 @@ MORE_ROWS = "Read trends alone, or take more: probe=, window=, --num-tokens."
 _SHARES = "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "mean_cosine", "V_on_M_r2"
 _KEYS = *_SHARES, "V", "V_on_M_slope", "intrinsic_dimension_between"
 _MOST_NAMED = 4  # layers
-_MOST_TOKENS = 3  # that are named
 
 Values = Mapping[str, float]
 
@@ -85,26 +80,13 @@ def moves(values: Values, errors: Values, kind: str) -> dict[str, tuple[float, f
     return moved
 
 
-def massive_tokens(table: "pd.DataFrame | None") -> dict[str, str]:
-    """The most frequent tokens of the massive rows of each layer, given a table of kind
-    ``massive``.
-    """
-    if table is None or not len(table):
-        return {}
-    most = table.groupby("layer", sort=False).head(_MOST_TOKENS)
-    texts = most["token"].map(lambda token: repr(token) if isinstance(token, str) else "unknown")
-    by_layer = most.assign(text=texts).groupby("layer")["text"].agg(", ".join)
-    return {str(layer): text for layer, text in by_layer.items()}
-
-
-def finding(values: Values, errors: Values, kind: str, tokens: str | None = None) -> str:
+def finding(values: Values, errors: Values, kind: str) -> str:
     """What makes the headlines of a layer, in a sentence; empty where this kind moves none.
 
     Args:
         values: numbers of the layer by key.
         errors: their standard errors, where they are known.
         kind: of `KINDS`.
-        tokens: those of massive rows, where they are known.
 
     >>> values = {"n": 8192.0, "n_massive": 34.0, "n_massive_first": 32.0}
     >>> finding(values | {"M_over_Q": 0.013, "M_over_Q_without_massive": 0.476}, {}, "massive")
@@ -114,18 +96,16 @@ def finding(values: Values, errors: Values, kind: str, tokens: str | None = None
     changes = (
         f"{term(key).name} is {number(new)}, not {number(old)}" for key, (old, new) in moved.items()
     )
-    return f"{_left_out(values, kind, tokens)} {', '.join(changes)}" if moved else ""
+    return f"{_left_out(values, kind)} {', '.join(changes)}" if moved else ""
 
 
-def _left_out(values: Values, kind: str, tokens: str | None) -> str:
+def _left_out(values: Values, kind: str) -> str:
     """What a kind leaves out, in words."""
     massive = values.get("n_massive", nan)
     rows = f"{massive:,.0f} massive {'row' if massive == 1 else 'rows'}"
     if kind == "massive":
         num_first = values.get("n_massive_first", 0.0)
-        known = [f"{num_first:,.0f} of them first positions"] if num_first else []
-        known += [f"tokens {tokens}"] if tokens else []
-        more = f" ({'; '.join(known)})" if known else ""
+        more = f" ({num_first:,.0f} of them first positions)" if num_first else ""
         return f"without {rows} of {values.get('n', nan):,.0f}{more}"
     if kind == "top_dim":
         share = values.get("top_dim_share", nan)
@@ -145,14 +125,10 @@ def few_rows(num_rows: float, width: float, metrics: Iterable[str]) -> str:
     return ", ".join(f"{term(key).name} ({n:,.0f})" for key, n in needed.items() if n > num_rows)
 
 
-def finding_lines(
-    records: Iterable[Mapping[str, Any]], tokens: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
+def finding_lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """What makes the headlines of one measurement: a line for each kind, of the layer where what is
     left out holds most of the variance, with the names of the others and what to do; and one on few
     rows, of the layer with the fewest.
-
-    ``tokens`` are those of massive rows, by layer.
 
     >>> finding_lines([])
     []
@@ -168,7 +144,7 @@ def finding_lines(
         (
             remedy,
             share,
-            {at: finding(values[at], errors[at], kind, tokens.get(at)) for at in values},
+            {at: finding(values[at], errors[at], kind) for at in values},
         )
         for kind, (_, remedy, share, *_) in KINDS.items()
     ]

@@ -55,10 +55,6 @@ _TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
-    "spectra": pa.schema(
-        [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
-    ),
-    "massive": pa.schema([*_LAYER, ("token_id", pa.int64()), ("n", pa.float64()), _TEXT]),
     "jackknife": pa.schema(
         [*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]
     ),
@@ -66,8 +62,7 @@ TABLES = {
 """Columns of the tables beside the records, by their folder.
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
-Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of massive
-rows: how many each token type has. Of the jackknife, by groups, of `IntrinsicDimension` those that
+Of the jackknife, by groups, of `IntrinsicDimension` those that
 have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
 """
 

@@ -157,7 +157,6 @@ class Worker:
                 rows=settings.rows,
                 jackknife=settings.jackknife,
                 skip_massive=settings.skip_massive,
-                massive=settings.massive,
             )
         try:
             with torch.inference_mode():
@@ -222,10 +221,8 @@ class Worker:
                     "out."
                 )
             sizes = types["token_id"].map(text.type_sizes) if text.words else 1.0
-            tables["tokens"] = types.assign(num_tokens=sizes)
-        for kind in tables.keys() & {"tokens", "massive"}:
-            tokens = tables[kind]["token_id"].map(text.token_texts)
-            tables[kind] = tables[kind].assign(token=tokens)
+            tokens = types["token_id"].map(text.token_texts)
+            tables["tokens"] = types.assign(num_tokens=sizes, token=tokens)
         sample = geometry.samples() if self.settings.save_samples else None
         if self.settings.jackknife:
             # of too few sequences
@@ -379,10 +376,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
         "metrics must name a function of a layer's width as package.function, in a module that can "
         "be imported"
     )
-    with loading.requiring(rule, name):
-        function: Any = loading.import_named(name)
-        if not callable(function):
-            raise TypeError(f"it is a {type(function).__name__}")
+    function = loading.import_function(name, rule)
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values["count_range"] = tuple(settings.count_range)
     # those that are not given are left to the function, which has defaults of its own

@@ -51,12 +51,6 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
         model_class=settings.model_class,
         trust_remote_code=settings.trust_remote_code,
     )
-    num_originals = sum(not checkpoint.duplicate_of for checkpoint in plan)
-    if settings.workers > max(1, num_originals):
-        raise ValueError(
-            "workers must be at most the checkpoints to measure, duplicates apart; got "
-            f"{settings.workers} for {num_originals}."
-        )
     replaced = {
         each.name for each in plan if each.name in known and not known[each.name].is_of(each)
     }

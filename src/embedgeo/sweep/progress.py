@@ -14,7 +14,7 @@ from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason
 from embedgeo.glossary import headlines
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.findings import finding_lines, massive_tokens
+from embedgeo.results.findings import finding_lines
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import block_means, is_of_model, model_record
@@ -159,8 +159,7 @@ class Sweep:
             self._print_values(checkpoint, records, time.monotonic() - started)
             if not self._are_findings_printed:
                 self._are_findings_printed = True
-                of_massive = massive_tokens(result.tables.get("massive"))
-                for line in finding_lines(to_records(records), of_massive):
+                for line in finding_lines(to_records(records)):
                     self.print(f"{'':9}{line}")
         now = time.monotonic()
         if now > self._next_rebuild:

@@ -92,7 +92,6 @@ def _text_entry(settings: SweepSettings, text: ProbeText) -> dict[str, Any]:
         "tokens_sha256": text.sha256,
         "num_sequences": len(text.lengths),
         "num_tokens": len(text.token_ids),
-        "num_ordinary_tokens": int(counts.sum()),
         "num_types": len(counts),
         "num_types_once": int((counts == 1).sum()),
     }
@@ -135,8 +134,9 @@ def _shortfall(settings: SweepSettings, text: ProbeText) -> str:
             f"{settings.num_tokens:,} tokens asked for, {used:,} used: {number} {what}{share}"
         )
     if text.num_cut:
-        of = "rows of --tokens" if settings.tokens else what
-        notes.append(f"{text.num_cut:,} of {number} {of} are cut to {longest:,} tokens (--seq-len)")
+        notes.append(
+            f"{text.num_cut:,} of {number} {what} are cut to {longest:,} tokens (--seq-len)"
+        )
     return "; ".join(notes)
 
 

@@ -26,8 +26,8 @@ class SweepSettings:
     """The options of ``embedgeo sweep``.
 
     Args:
-        model: a repository on the Hub whose branches or tags name steps, a pattern
-            (``author/name-step_*``) or a list of repositories, or a local folder of checkpoints
+        model: a repository on the Hub whose branches or tags name steps, or a list of
+            repositories, which may name a step each, or a local folder of checkpoints
             (``step100/``, ``checkpoint-100/``, ``*.ckpt``, state dicts as ``step100.pt``, also
             ``.pth``). One without steps is one checkpoint, of step 0: the branch ``main``, or the
             folder itself.
@@ -56,7 +56,7 @@ class SweepSettings:
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
             if they have one, the same files in all; else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
-            cut into sequences, or a row for each, without padding and cut to ``seq_len``.
+            cut into sequences.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
@@ -74,8 +74,8 @@ class SweepSettings:
             (all there are), or ``package.function``, which may be in the working directory. Only
             its name is recorded: change that with what it makes.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
-        spectrum: also compute what needs all eigenvalues, such as the effective rank, and write
-            them to ``spectra/<name>.parquet``.
+        spectrum: also compute what needs all eigenvalues, such as the effective rank;
+            ``save_samples`` keeps them.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
         id_batches: number of samples that the intrinsic dimension is averaged over.
         anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
@@ -91,9 +91,6 @@ class SweepSettings:
         skip_massive: leave massive rows out of all numbers (true), or those beyond so many times
             the median norm; default: numbers without them have keys that end in
             ``_without_massive``.
-        massive: a row is massive where its norm is beyond so many times the median of its layer
-            and forward pass, if that has 100 rows; numbers without massive rows depend on
-            ``batch_size``.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
@@ -108,8 +105,7 @@ class SweepSettings:
         ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``:
             one that is started on this machine; default: the cluster that Ray finds, else a local
             one.
-        workers: number of checkpoints that are measured at once on Ray, at most those there are,
-            duplicates apart.
+        workers: number of checkpoints that are measured at once on Ray.
         resources: of each worker, as ``{"GPU": 1}``, beside one CPU unless ``CPU`` says otherwise.
         evict: download into the folder of the sweep, and remove each checkpoint once it is
             measured; if false, download into the Hugging Face cache, and keep the files there.
@@ -154,7 +150,6 @@ class SweepSettings:
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] | str = ()
     skip_massive: bool | float = False
-    massive: float = 4.0
     token_tables: bool = False
     jackknife: int = 0
     save_samples: bool = False
@@ -290,7 +285,6 @@ class SweepSettings:
         have more of them.
         """
         kinds = ["tokens"] if self.token_tables else []
-        kinds += ["spectra"] if self.spectrum else []
         return [*kinds, "jackknife"] if self.jackknife else kinds
 
     @property
@@ -304,9 +298,7 @@ class SweepSettings:
     @property
     def folder(self) -> Path:
         """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
-        return Path(
-            self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}"
-        )
+        return Path(self.out or f"runs/sweep-{Path(self.models[0]).name or 'model'}")
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
@@ -318,8 +310,8 @@ class SweepSettings:
             "layers": ", ".join(self.layer_patterns),
         }
         recorded["seq_len"] = self.length
-        recorded["massive"] = massive_times(self.skip_massive, self.massive)
-        recorded["skip_massive"] = bool(self.skip_massive)
+        skipped = self.skip_massive
+        recorded["skip_massive"] = skipped is not False and massive_times(skipped)
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {**recorded, "text_sha256": text_sha256}

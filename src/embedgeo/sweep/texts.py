@@ -374,28 +374,24 @@ def _token_texts(
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
-    """The text of a file of token ids: of one row, cut into sequences; or of a sequence a row."""
+    """The text of a file of token ids in one row, cut into sequences."""
     rule = (
-        "tokens must be a .npy file of token ids, whole numbers from 0 up in one row or in one of "
-        "each sequence"
+        "tokens must be a .npy file of token ids, whole numbers from 0 up in one row "
+        "(ids.reshape(-1) of sequences without padding, whose length is seq_len)"
     )
     with loading.requiring(rule, str(path)):
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
-        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise TypeError(f"it has numbers of {ids.dtype}, shape {ids.shape}")
-        length = min(settings.length, ids.shape[-1])
-        is_cut = ids.ndim == 2 and length < ids.shape[1]
-        num_sequences = min(ids.size, settings.num_tokens) // max(1, length)
-        if ids.ndim == 1:
-            ids = ids[: num_sequences * length].reshape(-1, length)
-        ids = torch.from_numpy(ids[:num_sequences, :length].astype(np.int64))
+        length = min(settings.length, len(ids))
+        num_sequences = min(len(ids), settings.num_tokens) // max(1, length)
+        ids = torch.from_numpy(ids[: num_sequences * length].astype(np.int64))
         if not ids.numel() or int(ids.min()) < 0:
             raise ValueError(f"{settings.num_tokens} tokens make no sequence, or one is negative")
     return ProbeText(
-        ids.flatten(),
-        torch.full((len(ids),), length),
+        ids,
+        torch.full((num_sequences,), length),
         token_texts={i: str(i) for i in ids.unique().tolist()} if settings.token_tables else {},
-        num_cut=len(ids) if is_cut else 0,
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         text_sha256=hashed_file(path).digest,
@@ -427,8 +423,6 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, text.token_ids)
     network = measured_model(model)
-    if settings.tokens is not None:
-        _require_no_padding(network, text)
     takes_mask = (
         isinstance(network, PreTrainedModel)
         and "attention_mask" in signature(network.forward).parameters
@@ -461,22 +455,6 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
                 module.register_forward_pre_hook(require_order)
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])
-
-
-def _require_no_padding(network: Any, text: ProbeText) -> None:
-    """Check that rows of given tokens are not padded, of which the model would not be told."""
-    pad = getattr(getattr(network, "config", None), "pad_token_id", None)
-    is_pad = text.token_ids.view(len(text.lengths), -1) == (-1 if pad is None else pad)
-    padded = is_pad[:, :2].all(1)
-    # those before them do not see them at the end
-    if pad not in text.ignore_token_ids or loading.is_encoder_model(network):
-        padded |= is_pad[:, -2:].all(1)
-    if (num_padded := int(padded.sum())) > 1:
-        raise ValueError(
-            f"rows of tokens must not be padded; {num_padded} begin or end in the model's "
-            f"pad_token_id, {pad}. Give rows without padding. Where it is at their ends, and the "
-            f"model reads left to right, --ignore-token-ids {pad} is enough; the loss counts it."
-        )
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:

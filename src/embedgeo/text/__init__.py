@@ -7,7 +7,6 @@ require_extra("sweep", "embedgeo.text")
 from embedgeo.text.reading import (
     Documents,
     builtin_corpus,
-    read_documents,
     split_held_out,
 )
 from embedgeo.text.tokenizing import (
@@ -21,7 +20,6 @@ __all__ = [
     "Documents",
     "builtin_corpus",
     "cut_sequences",
-    "read_documents",
     "split_held_out",
     "train_tokenizer",
 ]

@@ -7,7 +7,6 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, groupby
-from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -41,15 +40,6 @@ def builtin_corpus() -> list[str]:
     from pydoc_data import topics
 
     return [topics.topics[name] for name in sorted(topics.topics)]
-
-
-def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
-    """Read the documents in files, in order; without paths, the built-in corpus.
-
-    Files are plain text (a document each, or one every 16,777,216 letters) or ``.jsonl`` (a
-    document a line, in the field ``text``), also as ``.gz``; in UTF-8. A pipe is read to its end.
-    """
-    return list(Documents([str(path) for path in paths]))
 
 
 def _read(path: Path) -> Iterator[str]:
@@ -111,9 +101,11 @@ def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
 
 
 class Documents:
-    """The documents of files, as of `read_documents`, and datasets, which are read anew each time
-    that they are needed.
+    """The documents of files and datasets, in order, which are read anew each time that they are
+    needed; without paths, the built-in corpus.
 
+    Files are plain text (a document each, or one every 16,777,216 letters) or ``.jsonl`` (a
+    document a line, in the field ``text``), also as ``.gz``; in UTF-8. A pipe is read to its end.
     Of datasets, ``sha256`` is that of their addresses; of long files that of their beginning. Both
     are ``is_streamed``. A pipe is kept, for it is read once.
     """

@@ -2,7 +2,6 @@
 
 import math
 import operator
-import os
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -435,7 +434,6 @@ class Monitor(ABC):
             "measured_on": "training batches" if self.probe is None else "a probe",
             "window": str(self.window),
         }
-        prefix = self._file_prefix()
         folder = self.folder or run.folder
         with self._own_work():
             if run.writes_files and folder is not None and not missing_for_history():
@@ -443,7 +441,7 @@ class Monitor(ABC):
 
                 self._file = HistoryFile(
                     Path(folder),
-                    prefix,
+                    self.prefix,
                     self.origin,
                     start=step,
                     run=self._history_run,
@@ -515,25 +513,6 @@ class Monitor(ABC):
             if memory.peak <= self.max_bytes:
                 break
         return bounds, memory
-
-    def _file_prefix(self) -> str:
-        """The prefix, with a number where processes that were launched together do not know of each
-        other.
-        """
-        rank, num_processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if is_distributed() or not (
-            rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1
-        ):
-            return self.prefix
-        self._warn(
-            "torch.distributed must be initialized where several processes train one model; this "
-            f"is process {rank} of {num_processes} (RANK, WORLD_SIZE) without it, and measures its "
-            "own rows alone, into a file of its own. Call init_process_group() before the first "
-            "step."
-        )
-        return (
-            self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
-        )
 
     def _have_begun(self) -> bool:
         """Tell if all ranks have come with the same options; otherwise monitoring is off."""
