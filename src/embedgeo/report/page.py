@@ -20,8 +20,9 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, number
 from embedgeo.glossary import in_order, term
+from embedgeo.report.blocks import ratios
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
@@ -140,6 +141,11 @@ def write_page(
             if all(flag.level != "broken" for flag in of_runs)
         ],
         overview=overview(runs),
+        blocks=[
+            (run.label, each.rename(columns=lambda key: term(key).name).map(number))
+            for run in runs
+            for each in ratios(run)
+        ],
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,
         has_steps=any(run.has_steps for run in runs),

@@ -6,21 +6,21 @@ import pandas as pd
 
 from embedgeo.formatting import number, with_error
 from embedgeo.glossary import headlines, term
+from embedgeo.report.blocks import standing_out
 from embedgeo.report.runs import ALL_ROWS, Run
 
 
 def story(run: Run) -> list[str]:
     """A sentence on each headline number: its mean over blocks at the first step, where that was
     lowest and highest, and at the last step, and there the blocks of its least and largest value.
-    Steps of few rows are neither lowest nor highest.
+    Steps of few rows are neither lowest nor highest. And on each block that stands out.
 
-    Values have their standard errors, where these are known. There are no sentences on a final
-    model, and none on a number that was measured once.
+    Values have their standard errors, where these are known. There are no sentences on numbers of a
+    final model, and none on a number that was measured once.
     """
-    if not run.has_steps:
-        return []
-    known = [metric for metric in headlines() if metric in run.values]
-    return [sentence for metric in known for sentence in _sentences(run, metric)]
+    known = [metric for metric in headlines() if metric in run.values and run.has_steps]
+    sentences = [sentence for metric in known for sentence in _sentences(run, metric)]
+    return [*sentences, *standing_out(run)]
 
 
 def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
