@@ -1,7 +1,8 @@
-"""The facts of the keys in definitions.md, as the metrics know them: the box below each heading of
-keys, which mkdocs puts there when it builds the site.
+"""The facts of the keys in definitions.md, as the metrics know them, and the table of all that is
+measured by default in numbers.md. mkdocs puts them there when it builds the site.
 
-A new key needs a heading, such as ``### `key```, and a text; its facts come by themselves.
+A new key needs a heading of definitions.md, such as ``### `key```, and a text; its facts come by
+themselves.
 """
 
 import re
@@ -16,12 +17,17 @@ from torchmetrics import Metric
 
 from embedgeo.formatting import number
 from embedgeo.functional import anisotropy_null
-from embedgeo.glossary import GROUPS, OWN
-from embedgeo.metrics import IntrinsicDimension, full_metrics
+from embedgeo.functional.rows import row_ids
+from embedgeo.geometry.computing import layer_values
+from embedgeo.glossary import GROUPS, OWN, in_order, is_without, term
+from embedgeo.metrics import IntrinsicDimension, default_metrics, full_metrics
 from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from embedgeo.metrics.layer import LayerMetrics
 
 PAGE = Path(__file__).parent / "definitions.md"
+DEFAULTS = "<!-- table: measured by default -->"
+"""Where numbers.md has the table of the keys that are measured by default."""
 FAMILIES = {
     "headline": (
         *("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "mean_cosine", "V_on_M_r2"),
@@ -51,7 +57,35 @@ def with_facts(page: str) -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     """The text of a page; mkdocs calls this for each."""
+    if page.file.src_uri == "numbers.md":
+        return markdown.replace(DEFAULTS, default_table())
     return with_facts(markdown) if page.file.src_uri == PAGE.name else markdown
+
+
+def default_table() -> str:
+    """The keys that are measured by default, by group, with their meaning."""
+    lines = ["| key | meaning |", "|---|---|"]
+    keys = _default_keys()
+    for group in GROUPS:
+        of_group = [key for key in keys if term(key).group == group and not is_without(key)]
+        lines += [f"| **{group[0].upper()}{group[1:]}** | |"] if of_group else []
+        lines += [f"| `{key}` | {term(key).meaning} |" for key in of_group]
+    left = ", ".join(f"`{key}`" for key in keys if is_without(key))
+    return "\n".join([*lines, f"| **Without a part** | {left} |"])
+
+
+def _default_keys() -> list[str]:
+    """The keys of a layer of the default metrics, some of whose rows are massive."""
+    random = torch.Generator().manual_seed(0)
+    num_sequences, length, dim = 16, 64, 8
+    x = torch.randn(num_sequences, length, dim, generator=random)
+    x[:, 0] *= 99
+    ids = torch.randint(16, (num_sequences, length), generator=random)
+    numbers = torch.arange(num_sequences)[:, None].expand_as(ids)
+    layer = LayerMetrics(default_metrics, dim, device=torch.device("cpu"))
+    layer.update(x, row_ids(x, ids, None, numbers))
+    (values,) = layer_values([layer])
+    return in_order(values)
 
 
 def _family(name: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Draw the pictures of real-models.md from docs/findings/real-models.csv.
 
-One has the headlines through the blocks of each model, with and without first positions; the other
-slope and R² of V on M beside what the paper prints.
+One has the headlines through the blocks of each model, with and without first positions, massive
+rows and the largest coordinate; the other slope and R² of V on M beside what the paper prints.
 
 python docs/real_models_picture.py docs/images
 """
@@ -29,13 +29,24 @@ ROWS = {
     "V_W_over_V_unbiased": "V_W / V (unbiased)",
     "M_over_Q": "M / Q",
     "anisotropy": "anisotropy",
+    "mean_cosine": "mean cosine",
     "intrinsic_dimension_between": "dimension between tokens",
 }
 LINES = {
+    "_with_first": {"color": "#d55e00", "label": "all rows", "ls": (0, (4, 1.5))},
     "": {"color": "#0072b2", "label": "without first positions"},
-    "_with_first": {"color": "#d55e00", "label": "with first positions", "ls": (0, (4, 1.5))},
+    "_without_massive": {
+        "color": "#009e73",
+        "label": "without first positions and massive rows",
+        "ls": (0, (1, 1.2)),
+        "lw": 2.2,
+    },
+    "_without_top_dim": {
+        "color": "#cc79a7",
+        "label": "without first positions and the largest coordinate",
+        "ls": (0, (5, 1.5, 1, 1.5)),
+    },
 }
-SHARE = {"color": "#009e73", "ls": ":", "lw": 2, "label": "largest coordinate's share of V"}
 REGRESSIONS = {
     "V_on_M_slope": (
         "slope of V on M over token types",
@@ -54,16 +65,14 @@ def of_model(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def draw_depth(table: pd.DataFrame) -> Figure:
     """The headlines of the table: a row each, a column for each model."""
-    figure = Figure(figsize=(9.4, 8.6), layout="constrained")
+    figure = Figure(figsize=(9.4, 10.4), layout="constrained")
     axes = figure.subplots(len(ROWS), len(MODELS), sharex="col", sharey="row")
     for column, (name, title) in enumerate(MODELS.items()):
         rows = of_model(table, name)
         for ax, (metric, text) in zip(axes[:, column], ROWS.items(), strict=True):
             for suffix, look in LINES.items():
-                if metric + suffix in rows:
-                    ax.plot(rows[metric + suffix], marker="o", ms=3, **look)
-            if metric == "anisotropy":
-                ax.plot(rows["top_dim_share"], **SHARE)
+                if metric + suffix in rows:  # no massive row: nothing is left out
+                    ax.plot(rows[metric + suffix].fillna(rows[metric]), marker="o", ms=3, **look)
             if column == 0:
                 ax.set_ylabel(text)
         axes[0, column].set_title(title)
@@ -72,7 +81,7 @@ def draw_depth(table: pd.DataFrame) -> Figure:
     for ax in axes[:, 0]:
         ax.set_ylim(bottom=0)  # of the whole row
     handles, labels = axes[2, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 

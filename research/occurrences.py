@@ -157,7 +157,8 @@ def write_occurrences(folder: Path) -> None:
             )
             found = pd.concat(map(pd.read_parquet, out.glob("occurrences/[!.]*.parquet")))
         frequencies = table[["layer", "token_id", "n", "token"]]
-        found.merge(frequencies, on=["layer", "token_id"]).to_parquet(
+        rows = found.drop(columns="token", errors="ignore")
+        rows.merge(frequencies, on=["layer", "token_id"]).to_parquet(
             folder / "occurrences" / path.name
         )
 

@@ -5,9 +5,10 @@
 
 sweeps each model twice over the same sequences, which begin as its tokenizer has them begin, prints
 a table of each, and writes all of them to one file. Columns that end in ``_with_first`` are of all
-rows, the others of those without the first position of each sequence. ``top_dim`` is the coordinate
-of the largest variance of the sampled rows; ``loss`` is in nats a token, where the model predicts
-tokens.
+rows, the others of those without the first position of each sequence. ``_without_massive`` and
+``_without_top_dim`` are of what is left without massive rows, or without the largest coordinate; a
+cell is empty where no row is massive. ``top_dim`` is the coordinate of the largest variance of the
+sampled rows; ``loss`` is in nats a token, where the model predicts tokens.
 """
 
 import argparse
@@ -22,17 +23,24 @@ import pandas as pd
 
 from embedgeo import load_results, load_sample
 
-HEADLINES = ["M_over_Q", "V_W_over_V_unbiased", "V_W_over_V", "anisotropy"]
+HEADLINES = [
+    "M_over_Q",
+    "V_W_over_V_unbiased",
+    "anisotropy",
+    "mean_cosine",
+    "intrinsic_dimension_between",
+]
 KEYS = [
     *HEADLINES,
+    "V_W_over_V",
     "intrinsic_dimension",
-    "intrinsic_dimension_between",
     "V_on_M_slope",
     "V_on_M_r2",
     "token_types_regressed",
     "n_massive",
     "top_dim_share",
 ]
+"""Metrics of the table; it also has those of what is left without massive rows or a coordinate."""
 WAYS = {"with": ["--count-special", "true"], "without": ["--skip-first-positions", "1"]}
 """Options of the two sweeps, with and without the first position of each sequence."""
 
@@ -78,8 +86,9 @@ def depth_table(
     every, rest = (
         swept(sweeps / f"{folder.name}-{way}", [*options, *own]) for way, own in WAYS.items()
     )
-    table = rest[[*KEYS, "top_dim", "loss", "weights_sha256"]]
-    table = table.join(every[HEADLINES].add_suffix("_with_first")).rename_axis(columns=None)
+    known = f"^({'|'.join(KEYS)})(_without_.*)?$"
+    table = rest.filter(regex=known).join(every.filter(regex=known).add_suffix("_with_first"))
+    table = table.join(rest[["top_dim", "loss", "weights_sha256"]]).rename_axis(columns=None)
     table = table.reset_index()
     table.insert(0, "model", folder.name)
     return table

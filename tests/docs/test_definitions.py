@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from docs.facts import with_facts
+from docs.facts import default_table, with_facts
+from embedgeo import observe
 from embedgeo.drift import debiased_cka
 from embedgeo.functional import twonn_dimension
 from embedgeo.glossary import OWN
@@ -21,6 +22,7 @@ from embedgeo.metrics import (
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import KEYS, TEXT, TWONN, keys_under
+from tests.models import VOCABULARY, gpt_neox
 
 DIM, BATCH, DRAWS, LENGTH = 64, 128, 12, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
@@ -78,6 +80,19 @@ def test_the_facts_of_every_key_stand_below_its_heading():
     for heading, box in boxes:
         assert all(f"> - {name}" in box for name in heading.split(", "))
         assert "roup *" in box
+
+
+def test_the_table_of_what_is_measured_by_default_has_the_keys_of_observe():
+    model = gpt_neox().eval()
+    ids = torch.randint(2, VOCABULARY, (8, 48), generator=generator())
+    with torch.no_grad(), observe(model) as geometry:
+        model.get_input_embeddings().weight[5] *= 100  # massive rows
+        model(ids)
+    keys = geometry.compute()["embed"].keys()
+    assert "V_without_massive" in keys
+    *rows, last = default_table().splitlines()
+    listed = re.findall(r"^\| `(\w+)`", "\n".join(rows), re.MULTILINE)
+    assert sorted(listed + re.findall(r"`(\w+)`", last)) == sorted(keys)
 
 
 def test_random_rows_show_their_baselines():
