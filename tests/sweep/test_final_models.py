@@ -180,13 +180,12 @@ def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, printed):
         assert [row.split()[1] for row in rows] == names.split()
 
 
-def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
-    for name in ("bert-seed_0", "bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
+def test_repositories_may_name_a_step_each(hub):
+    for name in ("bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
         hub.add(f"lab/{name}", "main", checkpoint_files(0))
-    assert [c.step for c in list_checkpoints("lab/bert-*")] == [20000, 40000]
-    assert [c.model for c in list_checkpoints("lab/bert-*", final=True)] == ["lab/bert-seed_0"]
-    assert [c.step for c in list_checkpoints("lab/bert-seed_0-step_*", final=True)] == [40000]
-    assert [c.position.series for c in list_checkpoints("lab/gpt-*")] == [
+    steps = ["lab/bert-seed_0-step_20k", "lab/bert-seed_0-step_40k"]
+    assert [c.step for c in list_checkpoints(steps)] == [20000, 40000]
+    assert [c.position.series for c in list_checkpoints(["lab/gpt-a", "lab/gpt-b"])] == [
         "lab--gpt-a",
         "lab--gpt-b",
     ]

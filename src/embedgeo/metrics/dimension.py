@@ -35,7 +35,7 @@ _TERMS = {
         "dimension between tokens",
         "dimensions, TwoNN, one row a token type",
         "Dimension of the surface that rows of different tokens lie on, each in its context; types "
-        "weigh equally. It grows with the number of types.",
+        "weigh equally. It changes with the number of types.",
         ranges=True,
         group="at a glance",
         order=130,

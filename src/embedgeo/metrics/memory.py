@@ -63,8 +63,8 @@ def planned_memory(
     num_rows, num_passes, num_types = seen
     of_pass = -(-num_rows // num_passes)
     memory = Memory()
-    # bytes of the rows of all ranks: on the device of all layers, and of one, and on the host
-    united, most, united_on_host = 0, 0, 0
+    united, most = 0, 0  # bytes on the device of the rows of all ranks: of all layers, and of one
+    united_on_host = 0
 
     def of(metric: GeometryMetric, rows: int) -> tuple[int, int]:
         return state_bytes(metric, rows, min(num_types, rows))

@@ -109,7 +109,8 @@ def _left_out(values: Values, kind: str) -> str:
         return f"without {rows} of {values.get('n', nan):,.0f}{more}"
     if kind == "top_dim":
         share = values.get("top_dim_share", nan)
-        return f"without the largest coordinate ({share:.0%} of the variance)"
+        known = "" if isnan(share) else f" ({share:.0%} of the variance)"
+        return f"without the largest coordinate{known}"
     return f"once {rows} are left out, without the largest coordinate"
 
 
