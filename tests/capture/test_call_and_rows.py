@@ -720,3 +720,26 @@ def test_packed_texts_are_texts(rows, told):
         keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"
     got, want = (each.compute()["block.01"] for each in (together, one_by_one))
     assert [got[key] for key in keys] == pytest.approx([want[key] for key in keys], rel=1e-4)
+
+
+class KeepsTheMask(nn.Module):
+    """Gives its model, which attends to padding, no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = llama()
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.net(input_ids=input_ids)
+
+
+def test_a_mask_of_a_call_around_the_model_counts_for_the_same_tokens_alone():
+    model, batch = KeepsTheMask(), token_batch(4)
+    mask = torch.arange(12) < torch.tensor([[12], [5], [7], [3]])
+    with torch.no_grad(), observe(model) as geometry:
+        model(batch["input_ids"], mask.long())
+    assert {values["n"] for values in geometry.compute().values()} == {27}
+    with torch.no_grad(), observe(model) as geometry:
+        model(batch["input_ids"], mask.long())
+        model.net(input_ids=batch["input_ids"])  # by itself, it is told nothing
+    assert geometry.compute()["embed"]["n"] == 27 + 48

@@ -577,6 +577,7 @@ class ForwardInputs:
     def reset(self) -> None:
         """Forget the current forward pass."""
         self.forward = ForwardPass(called=set())
+        self.outer: _RunningCall | None = None  # of a module around the model, with a mask
         self._running: list[_RunningCall] = []  # the outermost call first
         # tables, their ids and rows, before any call
         self._lookups: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -603,6 +604,12 @@ class ForwardInputs:
             *self.token_ids.values(),
             *([] if self.forward.padding.mask is None else [self.forward.padding.mask]),
         ]
+
+    def take_outer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the mask that a module around the model is called with, if it is."""
+        call = _RunningCall.of(module, args, kwargs)
+        if call.padding.mask is not None:
+            self.outer = call
 
     def begin_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
@@ -972,6 +979,10 @@ class ForwardInputs:
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
             elif num_cached >= 0:  # a mask may be of all places of the cache
                 mask = mask[:, : num_cached + shape[-1]]
+        elif (outer := self.outer) and _equal(outer.token_ids, self.forward.token_ids):
+            mask = self._of_tokens(rows, outer.padding.mask)
+            assert mask is not None
+            mask = rows.require_fit(mask, "mask", is_batch_first=True)
         elif (
             not self.forward.called
             and (self._is_hugging_face or _tells_padding(rows.layer.calls[0].module))

@@ -187,7 +187,8 @@ class Probe:
             if self._no_grad_passes:
                 stack.enter_context(every_module_called)
             for module in self._inputs.outer_modules:
-                stack.enter_context(watched_calls(module, self._undone_if_raised))
+                take = _Hook(self, module, "at the model's call", self._inputs.take_outer)
+                stack.enter_context(watched_calls(module, partial(self._outer_call, take)))
             for event, hook in self._hooks():
                 module = hook.module
                 if event == "call":
@@ -286,7 +287,16 @@ class Probe:
             end(module, args, kwargs)
 
     @contextmanager
-    def _undone_if_raised(self, *call: Any) -> Iterator[None]:
+    def _outer_call(self, take: _Hook, *call: Any) -> Iterator[None]:
+        take(*call)
+        try:
+            with self._undone_if_raised():
+                yield
+        finally:
+            self._inputs.outer = None
+
+    @contextmanager
+    def _undone_if_raised(self) -> Iterator[None]:
         undo = self._undoing()
         try:
             yield
