@@ -31,7 +31,6 @@ def plot(
     kind: Kind,
     metric: str = "",
     *,
-    by: figures.By = "layer",
     run: str | None = None,
 ) -> Figure:
     """Draw one figure of one run.
@@ -45,13 +44,12 @@ def plot(
     - ``"profile"``: a metric against the layer, a line for each step, the last one in black.
     - ``"heatmap"``: a metric as colour over steps and layers.
     - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
-      the last step, or ``by="step"``, averaged over blocks.
+      the last step.
 
     Args:
         results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
         kind: the kind of figure.
         metric: the key of the metric that is drawn, of the first three kinds.
-        by: of composition, what stands side by side.
         run: which run, where there are several: its name, or that of its model.
 
     Returns:
@@ -62,16 +60,17 @@ def plot(
         ValueError: there is no such kind; what it shows was not measured, or of several runs.
         FileNotFoundError: there is no such folder.
     """
-    _require_known("kind", kind, [*_OF_METRIC, "composition"])
-    _require_known("by", by, ["layer", "step"])
+    kinds = [*_OF_METRIC, "composition"]
+    if kind not in kinds:
+        raise ValueError(f"kind must be one of {listed(kinds)}; got {kind!r}.")
     chosen = _chosen_run(runs_in(results), run)
     with drawing.style():
-        figure = _draw(chosen, kind, metric, by).figure
+        figure = _draw(chosen, kind, metric).figure
         figure.draw_without_rendering()  # the ticks are made now, in this look
     return figure
 
 
-def _draw(run: Run, kind: Kind, metric: str, by: figures.By) -> FigureData:
+def _draw(run: Run, kind: Kind, metric: str) -> FigureData:
     measured = listed(in_order(run.metrics), 50)
     if kind in _OF_METRIC:
         if metric not in run.values:
@@ -84,14 +83,7 @@ def _draw(run: Run, kind: Kind, metric: str, by: figures.By) -> FigureData:
         raise ValueError(
             f"{kind} needs M and V, as EmbeddingMoments has them; there are {measured}."
         )
-    return figures.composition(run, by)
-
-
-def _require_known(option: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        raise ValueError(
-            f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {value!r}."
-        )
+    return figures.composition(run, "layer")
 
 
 def _chosen_run(runs: Sequence[Run], name: str | None) -> Run:

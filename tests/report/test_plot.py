@@ -20,7 +20,6 @@ KINDS = {  # what the report draws of a run, and how it is asked for here
         for kind in ("dynamics", "profile", "heatmap")
     },
     "by layer": (partial(figures.composition, by="layer"), {"kind": "composition"}),
-    "by step": (partial(figures.composition, by="step"), {"kind": "composition", "by": "step"}),
 }
 
 

@@ -1,9 +1,7 @@
 """Anisotropy of the embeddings."""
 
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +14,6 @@ from embedgeo.functional.spectrum import (
     Scatter,
     batch_values,
     covariance_eigenvalues,
-    entropy_rank,
-    full_spectrum_values,
     row_scatter,
     sampled_spectrum_values,
     spectrum_values,
@@ -255,7 +251,6 @@ class Anisotropy(GeometryMetric):
         gaussian = rows.value("anisotropy_null")
         free = rows.n - 1
         return {
-            **rows.simulated(_SPECTRUM, _gaussian_spectrum, rows.n),
             "anisotropy": gaussian,
             "anisotropy_standardized": gaussian,
             "participation_ratio": (rows.dim * free + 2) / (free + rows.dim + 1),
@@ -268,28 +263,3 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             values |= batch_values(self.load(AnisotropyBatches))
         return values
-
-
-@cache
-def gaussian_eigenvalues(free: int, dim: int) -> Array:
-    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows of ``free`` degrees of freedom (Dumitriu
-    & Edelman 2002).
-    """
-    from scipy import linalg
-
-    small, large = sorted((free, dim))
-    random = np.random.default_rng(0)
-    diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
-    beside = np.sqrt(random.chisquare(small - 1 - np.arange(small - 1)))
-    squares = diagonal**2 + np.append(0, beside**2)
-    eigenvalues = np.zeros(dim)
-    eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
-    return eigenvalues
-
-
-@cache
-def _gaussian_spectrum(n: int, dim: int) -> dict[str, float]:
-    centred = torch.from_numpy(gaussian_eigenvalues(n - 1, dim))
-    uncentred = torch.from_numpy(gaussian_eigenvalues(n, dim))
-    values = {**full_spectrum_values(centred), "rankme": entropy_rank(uncentred.sqrt())}
-    return {key: float(value) for key, value in values.items()}

@@ -51,8 +51,8 @@ def standing_out(run: Run) -> list[str]:
                 usual = others.median()
                 spread = 1.4826 * (others - usual).abs().median()
                 beyond = abs(jump - usual)
-                is_most = beyond > found.get(str(block), (0.0, ""))[0]
-                if is_most and beyond > max(log10(_FACTOR), _SPREADS * spread):
+                most, _ = found.get(str(block), (0.0, ""))  # of another number
+                if beyond > max(most, log10(_FACTOR), _SPREADS * spread):
                     found[str(block)] = (
                         beyond,
                         f"{block} stands out{at}: {term(str(metric)).name} is {number(10**jump)} "
@@ -60,13 +60,11 @@ def standing_out(run: Run) -> list[str]:
                         f"{number(10**usual)} times.",
                     )
         largest = jumps.abs().max(axis=1).sort_values()
-        if largest.iloc[0] < _IDLE * largest.iloc[1]:
-            most = number(10 ** largest.iloc[0])
-            found[str(largest.index[0])] = (
+        idle, (most, least) = str(largest.index[0]), largest.iloc[:2]
+        if most < _IDLE * least:
+            found[idle] = (
                 np.inf,
-                f"{largest.index[0]} stands out{at}: it changes no headline by more than {most} "
-                f"times; each other block changes one by {number(10 ** largest.iloc[1])} times or "
-                "more.",
+                f"{idle} stands out{at}: it changes no headline by more than {number(10**most)} "
+                f"times; each other block changes one by {number(10**least)} times or more.",
             )
-    sentences = sorted(found.values(), reverse=True)
-    return [sentence for _, sentence in sentences[:_NAMED]]
+    return [sentence for _, sentence in sorted(found.values(), reverse=True)[:_NAMED]]
