@@ -416,7 +416,8 @@ def write_page(paper: Paper, folder: Path) -> list[Row]:
     text = environment.get_template("reproduce.html.jinja").render(
         paper=paper,
         counts=_counts(found),
-        claims=claims,
+        claims=[each for each in claims if any(row.model for row, _ in each[1])],
+        others=[each for each in claims if not any(row.model for row, _ in each[1])],
         kinds=_KINDS,
         rules=[RULES[rule] for rule in dict.fromkeys(row.claim.rule for row in found)],
         report=f"{paper.name}/index.html",
