@@ -179,7 +179,7 @@ def test_every_claim_of_the_page_of_a_tiny_model_has_a_verdict(tmp_path):
     shown, _, folded = page.partition("<details>")
     folded = folded.partition("</details>")[0]
     assert "another model: " not in shown
-    assert folded.count("another model: ") == folded.count('<tr class="open first">') > 10
+    assert folded.count("another model: ") > 10
     pictures = re.findall(r'<img src="([^"]+)"', page)
     names = ("histograms", "V-against-M")
     assert {f"yamagiwa2025/token-types/tokens-{name}.png" for name in names} <= {*pictures}

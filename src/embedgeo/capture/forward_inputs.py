@@ -606,9 +606,11 @@ class ForwardInputs:
         ]
 
     def take_outer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the mask that a module around the model is called with, if it is."""
+        """Take the mask that a module around the model is called with, beside token ids. Those of
+        transformers give the parts of a model what these need.
+        """
         call = _RunningCall.of(module, args, kwargs)
-        if call.padding.mask is not None:
+        if not (_is_known(module) or call.padding.mask is None or call.token_ids is None):
             self.outer = call
 
     def begin_call(

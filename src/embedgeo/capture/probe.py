@@ -288,12 +288,13 @@ class Probe:
 
     @contextmanager
     def _outer_call(self, take: _Hook, *call: Any) -> Iterator[None]:
+        before = self._inputs.outer
         take(*call)
         try:
             with self._undone_if_raised():
                 yield
         finally:
-            self._inputs.outer = None
+            self._inputs.outer = before
 
     @contextmanager
     def _undone_if_raised(self) -> Iterator[None]:

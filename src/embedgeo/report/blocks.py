@@ -15,7 +15,7 @@ from embedgeo.report.runs import Run
 _FEWEST = 5  # blocks
 _FACTOR = 2.5  # beyond what the others do
 _SPREADS = 6.0  # of the others, too
-_IDLE = 0.2  # of the least that another block does
+_IDLE = 0.125  # of the least that another block does
 _NAMED = 3
 
 
@@ -38,7 +38,7 @@ def standing_out(run: Run) -> list[str]:
 
     A jump stands out that is more than 2.5 times the median of those at the other blocks, or less
     by as much, and 6 of their spreads (median absolute deviations × 1.48) from it; the first two
-    blocks are not asked. A block stands out that changes each number by less than a fifth (on a
+    blocks are not asked. A block stands out that changes each number by less than an eighth (on a
     logarithmic scale) of what any other block does to one.
     """
     at = f" at step {run.steps[-1]:,}" if run.has_steps and run.steps else ""
