@@ -184,6 +184,19 @@ def test_the_command_compares_saved_rows_and_goes_on_where_it_was(tmp_path, caps
     assert "step1.safetensors" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_comes_between_two_takes_the_drift_of_the_later_one(tmp_path):
+    SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
+    for step in (0, 4):
+        write(tmp_path, step, torch.arange(N))
+    assert main(["drift", str(tmp_path)]) == 0
+    assert "cka_to_previous" in {*load_results(tmp_path)["metric"]}
+    write(tmp_path, 1, torch.arange(N))
+    assert {*load_results(tmp_path)["metric"]} == {"Q"}
+    assert main(["drift", str(tmp_path)]) == 0
+    found = load_results(tmp_path)
+    assert {*found.loc[found["metric"] == "cka_to_previous", "step"]} == {1, 4}
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     assert main(["drift", str(tmp_path / "nowhere")]) == 2
     assert "drift takes the folder of a sweep" in capsys.readouterr().err

@@ -241,9 +241,7 @@ def compare_samples(path: Path) -> tuple[int, int]:
     num_all = 0
     is_any_compared = False
     for checkpoints in folder.runs().values():
-        names = [name for name in checkpoints if sample_file(path, name).exists()]
-        # a final model has no step
-        names = [name for name in names if folder.facts(name).get("has_step") != "false"]
+        names = folder.with_samples(checkpoints)
         for previous, name in pairwise(names):
             num_all += 1
             others = {"previous": previous, "first": names[0]}

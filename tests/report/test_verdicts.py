@@ -65,6 +65,23 @@ def test_what_another_seed_changes_as_much_does_not_differ(tmp_path):
     assert found["verdict"] == "differs"
 
 
+def test_where_seeds_were_not_measured_their_range_is_that_of_the_last_step_at_which_they_were(
+    tmp_path,
+):
+    plain = run_in(tmp_path / "plain")
+    other = run_in(tmp_path / "other", [(step, 0.03) for step in STEPS])
+    changes = [{(64, layer, "M_over_Q"): x for layer in BLOCKS} for x in (0.45, 0.55)]
+    seeds = [
+        make_sweep(tmp_path / f"seed{i}", (0, 64), 2, metrics=METRICS, changes=each)
+        for i, each in enumerate(changes)
+    ]
+    found = row(plain, other, seeds=seeds)
+    assert (found["verdict"], found["seeds"]) == ("does not differ", pytest.approx(0.1))
+    for references in ([], read_runs(seeds[:1])):
+        sentences, _ = verdicts(*read_runs([plain, other]), references)
+        assert "What another seed does is not known: give two runs of other seeds" in sentences[-1]
+
+
 def read_with_length(folder, length):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["asked"]["seq_len"] = length
@@ -78,6 +95,8 @@ def test_runs_that_are_measured_otherwise_are_not_compared(tmp_path):
     assert set(compare(plain, other)["verdict"]) == {"cannot be compared"}
     sentences, _ = verdicts(*read_runs([plain, other]), [])
     assert sentences == ["These runs cannot be compared: they differ in sequence length."]
+    with pytest.raises(ValueError, match="a reference must be measured like the runs"):
+        compare(plain, plain, seeds=[other])
 
 
 def deviations(random, shared):
@@ -117,6 +136,11 @@ def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
     of_first = first.mean_errors("M_over_Q").iloc[-1, 0]
     assert of_first == pytest.approx(np.sqrt((of_means[0] ** 2).sum()), rel=1e-9)
     assert second.label == "other"
+    unknown = tables["plain"].assign(deviation=np.nan)
+    folder = SweepFolder(tmp_path / "plain")
+    folder.write("step512", folder.read("step512").assign(stderr=np.nan), {"jackknife": unknown})
+    assert row(*folders)["verdict"] == "no error known"
+    folder.write("step512", records, {"jackknife": tables["plain"]})
     same = row(folders[0], folders[0])
     assert (same["errors"], same["verdict"]) == (0.0, "does not differ")
     assert "does not differ, by 0 (0.0 standard errors)" in verdicts(first, first, [])[0][0]
@@ -160,14 +184,6 @@ def test_runs_without_a_common_step_are_said(tmp_path):
     sentences, _ = verdicts(*read_runs(folders), [])
     assert sentences == ["These runs cannot be compared: they have no headline at a common step."]
     assert [*compare(*folders)["verdict"]] == []
-
-
-def test_seeds_of_another_text_are_refused(tmp_path):
-    plain, seed = (run_in(tmp_path / name) for name in ("plain", "seed"))
-    read_with_length(plain, 64)
-    read_with_length(seed, 32)
-    with pytest.raises(ValueError, match="a reference must be measured like the runs"):
-        compare(plain, plain, seeds=[seed])
 
 
 def test_monitors_and_geometries_are_compared_by_their_settings():

@@ -1,5 +1,6 @@
 """Blocks that stand out: at which a number jumps far more than at others, or hardly any does."""
 
+import re
 from collections.abc import Iterator
 from math import log10
 from typing import Any
@@ -12,6 +13,7 @@ from embedgeo.glossary import headlines, term
 from embedgeo.report.runs import Run
 
 # "Blocks that stand out" on the page of the report says what these are set from
+_BLOCK = re.compile(r"\bblock\.\d+$")
 _FEWEST = 5  # blocks
 _FACTOR = 2.5  # beyond what the others do
 _SPREADS = 6.0  # of the others, too
@@ -25,7 +27,8 @@ def ratios(run: Run) -> Iterator[pd.DataFrame]:
     decoder are apart, and sides of few blocks left out.
     """
     metrics = [metric for metric in ("V", *headlines()) if metric in run.values]
-    for blocks in run.blocks.values():
+    for side in run.blocks.values():
+        blocks = [layer for layer in side if _BLOCK.search(layer)]  # not any other layers
         if len(blocks) >= _FEWEST and metrics:
             of_blocks = {key: run.shown(key).table[blocks].iloc[-1] for key in metrics}
             values = pd.DataFrame(of_blocks)

@@ -42,7 +42,8 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
     Returns:
         A row for each headline and mean over blocks, with the columns ``metric``, ``mean``,
         ``step``, ``a``, ``b``, ``difference`` (b − a), ``stderr`` of it, ``errors`` (the difference
-        in these), ``seeds`` (the range over seeds at that step), ``verdict`` and ``from_step``.
+        in these), ``seeds`` (the range over seeds at that step, or at the last one before at which
+        two were measured, or else the next), ``verdict`` and ``from_step``.
 
         The verdict is ``"differs"`` beyond two standard errors and the range over seeds, as far as
         that is known, and else ``"does not differ"``; ``"no error known"`` where it is not;
@@ -86,7 +87,8 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
             errors = errors.fillna(independent)
             # of equal runs the paired error is 0, too
             in_errors = (difference.abs() / errors).where(difference != 0, 0 * errors)
-            ranges = _range(seeds, metric, name).reindex(values.index)
+            # where seeds were not measured, the nearest one
+            ranges = _range(seeds, metric, name).reindex(values.index).ffill().bfill()
             is_apart = difference.abs() > np.fmax(_ERRORS * errors, ranges.fillna(0))
             is_apart &= errors.notna() & (not unlike)
             lasting = is_apart.index[is_apart[::-1].cummin()[::-1]]
@@ -149,10 +151,10 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
         sentences = ["These runs cannot be compared: they have no headline at a common step."]
     elif not {DIFFERS, ALIKE}.intersection(table["verdict"]):
         sentences.append("Measure both with jackknife= for standard errors.")
-    elif not seeds:
+    elif table["seeds"].isna().any():
         sentences.append(
-            "Errors are of the choice of texts. What another seed does is not known: give runs of "
-            "other seeds by --reference."
+            "Errors are of the choice of texts. What another seed does is not known: give two runs "
+            "of other seeds or more, measured at these steps, by --reference."
         )
     words = pd.DataFrame.from_dict(cells, orient="index").replace("nan", "–")
     return sentences, words.loc[:, (words != "–").any()] if len(words) else words
@@ -186,7 +188,8 @@ def _mean_deviations(run: Run) -> pd.DataFrame:
             for name, blocks in run.blocks.items()
         }
         means = {
-            name: each.sum().unstack() / len(run.blocks[name]) for name, each in of_means.items()
+            name: each.sum(min_count=len(run.blocks[name])).unstack() / len(run.blocks[name])
+            for name, each in of_means.items()
         }
         by_step[step] = pd.concat(means, axis=1).swaplevel(axis=1)
     return pd.concat(by_step, names=["step"]) if by_step else pd.DataFrame()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -241,7 +241,21 @@ class SweepFolder:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
             run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
             runs.setdefault(run, {})[name] = records
+        for of_run in runs.values():
+            for previous, name in pairwise(self.with_samples(of_run)):
+                derived_from = _derived_from(drift_file(self.path, name))
+                if derived_from and previous not in derived_from:  # it has come since
+                    of_run[name] = of_run[name][: len(read_records(self._file(name)))]
         return runs
+
+    def with_samples(self, checkpoints: Iterable[str]) -> list[str]:
+        """Those of checkpoints that have a step and sampled rows."""
+        return [
+            name
+            for name in checkpoints
+            if sample_file(self.path, name).exists()
+            and self.facts(name).get("has_step") != "false"  # a final model has no step
+        ]
 
     def write(
         self,
