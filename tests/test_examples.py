@@ -105,7 +105,7 @@ def test_observe_prints_numbers_that_the_documentation_defines():
         assert word in printed
     columns = [line.split()[1:] for line in printed.splitlines() if line.startswith("metric ")]
     assert len(columns) == 2
-    page = (ROOT / "docs" / "numbers.md").read_text()
+    page = (ROOT / "docs" / "definitions.md").read_text()
     defined = set(re.findall(r"`(\w+)`", page))
     assert {name for names in columns for name in names} <= defined
     assert "Random weights should show:" in printed
