@@ -11,11 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import pandas as pd
-
 from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
-from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import PYTHIA_STEPS, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
@@ -52,23 +49,10 @@ def main() -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """A sweep with every metric of the glossary and every table."""
+    """A sweep with every metric of the glossary."""
     metrics = [metric for metric in known_terms() if metric not in OF_OTHERS]
-    make_sweep(folder, PYTHIA_STEPS, BLOCKS, dim=WIDTH, metrics=metrics, tokens=True, spectra=1)
-    store = SweepFolder(folder)
-    for step in PYTHIA_STEPS:
-        name = f"step{step}"
-        tables = store.read_tables(name)
-        if "tokens" in tables:
-            tables |= of_types(tables["tokens"])
-        store.write(name, store.read(name), tables, store.facts(name))
+    make_sweep(folder, PYTHIA_STEPS, BLOCKS, dim=WIDTH, metrics=metrics)
     return folder
-
-
-def of_types(tokens: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The table of token types, with their texts."""
-    tokens = tokens.assign(token="word" + tokens["token_id"].astype(str))
-    return {"tokens": tokens}
 
 
 def sum_bytes(files: list[Path]) -> int:

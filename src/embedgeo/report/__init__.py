@@ -18,7 +18,7 @@ from embedgeo.report.plan import page_plan, varying_metrics
 from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import story
-from embedgeo.report.summary import flag_lines
+from embedgeo.report.summary import flag_lines, flags
 from embedgeo.report.verdicts import verdicts
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
@@ -85,7 +85,8 @@ def write_report(
                 drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
-                write_page(new / page.name, runs, panels, writer.plots, comparison)
+                found = [flags(run) for run in runs]
+                write_page(new / page.name, runs, panels, writer.plots, found, comparison)
         except FileExistsError:
             raise
         except OSError as error:
@@ -96,8 +97,8 @@ def write_report(
             ) from error
     for sentence in comparison[0] if comparison else ():
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for run in runs:
-        for sentence in (*story(run), *flag_lines(run)):
+    for run, of_run in zip(runs, found, strict=True):
+        for sentence in (*story(run), *flag_lines(of_run)):
             line = f"{run.label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page

@@ -14,7 +14,7 @@ from embedgeo.glossary import headlines
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import story
-from embedgeo.report.summary import flag_lines
+from embedgeo.report.summary import flag_lines, flags
 from embedgeo.results.records import Record
 
 _STEPS = 128  # of a picture at most: of a longer run, early ones are closer together
@@ -48,7 +48,7 @@ def story_so_far(history: Sequence[Record]) -> list[str]:
     `embedgeo.report.story.story` and `embedgeo.report.summary.flag_lines`.
     """
     run = _run_of(history)
-    return [] if run is None else [*story(run), *flag_lines(run)]
+    return [] if run is None else [*story(run), *flag_lines(flags(run))]
 
 
 def _run_of(history: Sequence[Record]) -> Run | None:

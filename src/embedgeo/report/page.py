@@ -26,7 +26,7 @@ from embedgeo.report.blocks import ratios
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
-from embedgeo.report.summary import WORDS, Flag, facts, flags, origins, overview, unlike_settings
+from embedgeo.report.summary import WORDS, Flag, facts, origins, overview, unlike_settings
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
 BUDGET = 4_500_000
@@ -99,10 +99,11 @@ def write_page(
     runs: Sequence[Run],
     panels: Iterable[tuple[str, Panel]],
     plots: Plots,
+    found: Sequence[list[Flag]],
     comparison: tuple[list[str], pd.DataFrame] | None = None,
 ) -> None:
-    """Write ``index.html`` with panels, each under the title of its section, and the numbers of
-    their figures; of two runs it begins with their `verdicts`.
+    """Write ``index.html`` with panels, each under the title of its section, the numbers of their
+    figures and what flags were ``found`` in each run; of two runs it begins with their `verdicts`.
     """
     drawn = [(title, panel) for title, panel in panels if panel.groups]
     sections = [
@@ -122,8 +123,7 @@ def write_page(
         re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
     )
     by_text: dict[str, tuple[list[str], list[Flag]]] = {}  # runs with the same flags share them
-    for run in runs:
-        of_run = flags(run)
+    for run, of_run in zip(runs, found, strict=True):
         by_text.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
     metrics = in_order(metric for run in runs for metric in run.metrics)
     has_errors = any(run.errors.notna().to_numpy().any() for run in runs)

@@ -53,11 +53,11 @@ def flags(run: Run) -> list[Flag]:
     return [flag for flag in every if flag.details]
 
 
-def flag_lines(run: Run) -> list[str]:
+def flag_lines(found: Iterable[Flag]) -> list[str]:
     """A line for each flag but notes: its first case, and how many more there are."""
     return [
         f"{WORDS[flag.level]}: {flag.title}: {listed(flag.details, 1)}."
-        for flag in flags(run)
+        for flag in found
         if flag.level != "note"
     ]
 

@@ -48,8 +48,8 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
         The verdict is ``"differs"`` beyond two standard errors and the range over seeds, as far as
         that is known, and else ``"does not differ"``; ``"no error known"`` where it is not;
         ``"cannot be compared"`` where texts, rows or settings are others, as far as they are
-        recorded: a table of records has none. From ``from_step`` on all
-        measurements differ; NaN where the last one does not.
+        recorded: a table of records has none. From ``from_step`` on all measurements differ; NaN
+        where the last one does not.
 
     Raises:
         ValueError: there are no or several runs in one of the two, or runs of ``seeds`` have one
