@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
-from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
+from embedgeo.report.summary import flags
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from embedgeo.text import Documents
