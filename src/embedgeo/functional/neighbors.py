@@ -12,7 +12,7 @@ few nearest of each row in three turns:
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,11 +30,11 @@ from embedgeo.functional.precision import (
 
 _WINDOW_ROWS = 128  # rows of several labels that are searched at a time, where labels part them
 _BLOCK = 1 << 24  # products that are looked at together at most; as many may wait
-_CACHED_BLOCK = 1 << 23  # bytes of products that stay in the processor's cache
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
-_STRIP_ROWS = 256  # rows that are multiplied at a time, where products serve two; a block's least
-_FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64
+_STRIP_ROWS = 256  # rows that are multiplied at a time on a CPU
+_FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64 that serve two
 _GROUP = 16  # products of a row of which only the smallest is looked at first
+_STRIP_GROUPS = _STRIP_ROWS // _GROUP  # of a column's products with a strip
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
@@ -244,8 +244,8 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     if not len(rows):
         return x.new_empty(0, dtype=accumulator_dtype(x.device))
-    # of an eighth as many pairs both rows, and squares, stay in the processor's nearest cache
-    step = max(1, chunk_length(x.shape[1], x.device) // 8)
+    # of a fourth as many pairs both rows, and squares, stay in the processor's nearest cache
+    step = max(1, chunk_length(x.shape[1], x.device) // 4)
 
     def norms(of_rows: Callable[[Tensor], Tensor]) -> Tensor:
         parts = []
@@ -255,7 +255,7 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
             parts.append(of_rows(differences))
         return torch.cat(parts)
 
-    squares = norms(lambda differences: differences.square().sum(1))
+    squares = norms(lambda differences: differences.square_().sum(1))
     return norms_of_squares(squares, lambda: norms(row_norms))
 
 
@@ -414,17 +414,18 @@ class RoundedRows(NamedTuple):
         dtype = self.values.dtype
         return largest.clamp(max=torch.finfo(dtype).max).to(dtype)
 
-    def products(self, rows: slice, first: int, length: int, out: Tensor) -> None:
+    def products(self, rows: slice, first: int, out: Tensor) -> None:
         """Multiply these rows with those from ``first`` on, and make the products of a row with
-        itself infinite; ``length`` as in `_products`.
+        itself infinite.
         """
         parts = slice(-2 * _NORM_PARTS, -_NORM_PARTS)
         left = self.values[rows] * -2
         left[:, -_NORM_PARTS:] = self.values[rows, parts]
         left[:, parts] = 1
         with matmul_precision(out.device):
-            _products(left, self.values[first:], length, out[:, first:])
-        out[:, rows].fill_diagonal_(torch.inf)
+            # autocast leaves a product alone that has an out
+            torch.mm(left, self.values[first:].T, out=out)
+        out[:, rows.start - first : rows.stop - first].fill_diagonal_(torch.inf)
 
     def nearest(self, x: Tensor, apart: Tensor | None) -> tuple[Nearest, Tensor]:
         """Find the two nearest of each row, given the rows as they were, shape (n, d).
@@ -433,66 +434,109 @@ class RoundedRows(NamedTuple):
             The nearest, and marks of the rows for which they are known.
         """
         n = len(x)
+        is_on_cpu = x.device.type == "cpu"
+        # half of the room for products that serve two rows is never touched
+        is_shared = is_on_cpu and n * n <= 4 * _BLOCK
+        length = n if is_shared else min(n, _BLOCK // n or 1)
+        strip = _STRIP_ROWS if is_on_cpu else length
         # an odd number of groups: numbers at a large power of two apart share places in the cache
         width = (-(-n // _GROUP) | 1) * _GROUP
-        is_on_cpu = x.device.type == "cpu"
-        length = max(_STRIP_ROWS, _CACHED_BLOCK // (n * self.values.itemsize)) if is_on_cpu else n
-        length = min(n, length, _BLOCK // n or 1)
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
-        # products with rows of later blocks are turned over, and wait for these: a fourth of all
-        # products at most; those in bfloat16 take less time than that
-        is_slow = self.values.dtype == torch.float32
-        is_symmetric = is_on_cpu and is_slow and n * n <= 4 * _BLOCK
-        waiting = [list[Tensor]() for _ in range(0, n, length)]
         blocks = []
         for start in range(0, n, length):
-            own = slice(start, min(start + length, n))
-            of_block = room[: own.stop - start]
-            first, strip = (start, _STRIP_ROWS) if is_symmetric else (0, length)
-            self.products(own, first, strip, of_block[:, :n])
-            for at, tile in enumerate(waiting.pop(0)):
-                of_block[:, at * length : (at + 1) * length] = tile
-            if is_symmetric and waiting:
-                later = of_block[:, own.stop : n].T.split(length)
-                for tiles, tile in zip(waiting, later, strict=True):
-                    tiles.append(tile.contiguous())
-            _exclude(of_block[:, :n], own, apart)
-            blocks.append(self._nearest(x, start, of_block))
+            block = Products.of(room[: n - start], is_shared)
+            for at in range(0, len(block.values), strip):
+                lines = slice(at, min(at + strip, len(block.values)))
+                rows = slice(start + lines.start, start + lines.stop)
+                first = block.first(at)
+                products = block.values[lines, first:n]
+                self.products(rows, first, products)
+                if apart is not None:
+                    products.masked_fill_(apart[rows, None] == apart[first:], torch.inf)
+                block.group(lines)
+            blocks.append(self._nearest(x, start, block))
         distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
         return Nearest(distances, places), is_known
 
-    def _nearest(self, x: Tensor, start: int, products: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _nearest(self, x: Tensor, start: int, products: "Products") -> tuple[Tensor, ...]:
         """Find the two nearest of each row from ``start`` on by their products, and mark the rows
         for which they are known.
         """
-        m, dtype = len(products), products.dtype
-        # read as integers, numbers from 0 up keep their order, any below is less, and min is faster
-        integers = torch.int16 if dtype == torch.bfloat16 else torch.int32
-        groups = products.view(integers).unflatten(1, (_GROUP, -1))
-        minima = groups.amin(1)
-        block = torch.arange(m, device=x.device)[:, None]
-        rows = (start + block).expand(-1, 2)
+        minima, m = products.minima, len(products.values)
+        block = torch.arange(m, device=x.device)[:, None].expand(-1, 2)
+        rows = start + block
         # the smallest products of two groups; where these are infinite, a row's with itself
         least, group = minima.topk(2, largest=False)
-        is_none = least.view(dtype).isinf()
-        guessed = groups[block, :, group].argmin(2) * minima.shape[1] + group
-        guessed = guessed.where(~is_none, rows)
+        is_none = least.view(products.values.dtype).isinf()
+        members, places = products.of_groups(block.flatten(), group.flatten())
+        guessed = places.gather(1, members.argmin(1)[:, None]).view(m, 2).where(~is_none, rows)
         distances = pair_distances(x, rows.flatten(), guessed.flatten()).view(m, 2)
         distances.masked_fill_(is_none, torch.inf)
         limit = self.largest_products(slice(start, start + m), distances.amax(1))
         is_known = ~limit.isnan()
-        limit = limit.view(integers)[:, None]
+        limit = limit.view(minima.dtype)[:, None]
         # of a group of products only the smallest is looked at, unless that is small enough
         is_near = minima <= limit
-        is_known &= is_near.sum(1) <= products.shape[1] // _CROWDED
+        is_known &= is_near.sum(1) <= products.values.shape[1] // _CROWDED
         i, group = (is_near & is_known[:, None]).nonzero(as_tuple=True)
-        at, member = (groups[i, :, group] <= limit[i]).nonzero(as_tuple=True)
-        i, j = i[at], member * minima.shape[1] + group[at]
+        members, places = products.of_groups(i, group)
+        at, member = (members <= limit[i]).nonzero(as_tuple=True)
+        i, j = i[at], places[at, member]
         is_new = (j[:, None] != guessed[i]).all(1)
         i, j = i[is_new], j[is_new]
         nearest = _smallest(_by_row(i, pair_distances(x, start + i, j), distances))
         return nearest.distances, _by_row(i, j, guessed).gather(1, nearest.places), is_known
+
+
+class Products(NamedTuple):
+    """Products of rows with all, 16 in a group, and the smallest of each group.
+
+    Where a product serves two rows, it is in the line of the one in the earlier strip of 256 rows;
+    those of a row in its own line begin with its strip, and those before are in its column.
+    """
+
+    values: Tensor  # shape (m, w)
+    # read as integers, numbers from 0 up keep their order, any below is less, and min is faster
+    minima: Tensor  # shape (m, w / 16)
+    is_shared: bool  # each product serves two rows
+
+    @classmethod
+    def of(cls, values: Tensor, is_shared: bool) -> Self:
+        """Take the room for products, shape (m, w)."""
+        dtype = torch.int16 if values.dtype == torch.bfloat16 else torch.int32
+        minima = values.new_empty(len(values), values.shape[1] // _GROUP, dtype=dtype)
+        return cls(values, minima, is_shared)
+
+    def first(self, line: Any) -> Any:
+        """The first column of which a line, or each of some, has the product."""
+        return line // _STRIP_ROWS * (_STRIP_ROWS * self.is_shared)
+
+    def group(self, lines: slice) -> None:
+        """Find the smallest of each group in these lines, a strip where products serve two rows."""
+        first = self.first(lines.start)
+        products = self.values[lines, first:].view(self.minima.dtype)
+        first_group = first // _GROUP
+        self.minima[lines, first_group:] = products.unflatten(1, (_GROUP, -1)).amin(1)
+        if self.is_shared and lines.stop < len(self.values):
+            later = products[:, _STRIP_ROWS : len(self.values) - first]
+            minima = later.unflatten(0, (_GROUP, -1)).amin(0)
+            self.minima[lines.stop :, first_group : first_group + len(minima)] = minima.T
+
+    def of_groups(self, rows: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """The products in a group of each of these rows, shape (p, 16), as integers, and the places
+        of the rows that they are with.
+        """
+        rows, groups = rows[:, None], groups[:, None]
+        member = torch.arange(_GROUP, device=rows.device)
+        width, first = self.values.shape[1], self.first(rows)
+        in_line = first + groups - first // _GROUP + member * ((width - first) // _GROUP)
+        in_column = self.first(groups * _GROUP) + groups % _STRIP_GROUPS + member * _STRIP_GROUPS
+        is_in_line = groups >= first // _GROUP
+        places = in_line.where(is_in_line, in_column)
+        at = (rows * width + places).where(is_in_line, places * width + rows)
+        flat = self.values.view(self.minima.dtype).flatten()
+        return flat.gather(0, at.flatten()).view_as(at), places
 
 
 def _by_row(i: Tensor, values: Tensor, first: Tensor) -> Tensor:
