@@ -2,7 +2,6 @@
 other processes.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from embedgeo.sweep.locks import Locks
 from tests.files import contents
 from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, local_run, write_files
+from tests.sweep.tiny import changed, checkpoint_files, local_run, write_files
 
 WEIGHTS = "model.safetensors"
 pytestmark = pytest.mark.usefixtures("reader")
@@ -96,8 +95,7 @@ def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
     sweep(run, **options)
     folder = SweepFolder(options["out"])
     first = folder.read("step1")
-    config = {**json.loads(checkpoint_files(1)["config.json"]), "hidden_act": "relu"}
-    other = {**checkpoint_files(1), "config.json": json.dumps(config).encode()}
+    other = changed(checkpoint_files(1), hidden_act="relu")
     write_files(run / "step2", other)
     assert sweep(run, **options) == 0
     assert not folder.read("step2")["value"].equals(first["value"])
