@@ -197,7 +197,7 @@ def assert_refused(match, *args, **options):
 
 def test_arguments_that_cannot_be(hub, commits, options):
     for changes, match in (
-        ({"steps": "5"}, "steps must name steps of which there is a checkpoint; got 5"),
+        ({"steps": "5"}, "steps of which there is a checkpoint; got 5. The nearest are 2; "),
         ({"num_tokens": 10}, "num_tokens must fill"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"skip_first_positions": 16}, "must leave some of the 16 of seq_len; got 16"),
