@@ -1,6 +1,4 @@
-"""What the probe reads when the model is compiled, checkpoints its activations, is copied or is
-interrupted.
-"""
+"""What the probe reads when the model is compiled or checkpoints its activations."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -182,25 +180,3 @@ def test_gradients_under_activation_checkpointing_are_those_without_the_probe(fo
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
     assert all(map(torch.equal, gradients(measured=True), gradients(measured=False)))
-
-
-# ── Interrupts
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_after_an_interrupt_a_forward_pass_begins_anew():
-    model, batch = gpt_neox().eval(), token_batch(padding="left")
-
-    def interrupt(*call):
-        raise KeyboardInterrupt
-
-    with observe(model, "block.02", kept_rows) as geometry, torch.no_grad():
-        with (
-            model.gpt_neox.layers[1].register_forward_pre_hook(interrupt),
-            pytest.raises(KeyboardInterrupt),
-        ):
-            model(**token_batch(rows=2))
-        model(**batch)
-    assert torch.equal(
-        rows_seen(geometry, "block.02")[1], batch["input_ids"][batch["attention_mask"].bool()]
-    )

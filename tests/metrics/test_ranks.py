@@ -11,8 +11,7 @@ import torch
 from embedgeo.functional import anisotropy
 from embedgeo.functional.distributed import all_gather, all_reduce_max, current_rank, is_distributed
 from embedgeo.metrics import EmbeddingMoments, TokenMoments
-from tests import references
-from tests.data import KINDS, all_nan, assert_values, floats, new_metric, texts, token_rows, updated
+from tests.data import KINDS, all_nan, assert_values, floats, new_metric, token_rows, updated
 from tests.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
@@ -54,15 +53,6 @@ def only_rank_0_has_token_ids(rank):
     ]
 
 
-def texts_on(rank):
-    """Values of whole sequences on each rank."""
-    x, ids, sequences = texts(N, DIM, mean=100.0)
-    own = sequences // 10**12 % 2 == rank
-    metric = EmbeddingMoments(DIM)
-    metric.update(x[own], ids[own], sequence_ids=sequences[own])
-    return metric.compute()
-
-
 def collectives_on(rank):
     """What each collective makes of a tensor that is another one on each rank, and of the tensor
     itself.
@@ -77,7 +67,7 @@ def collectives_on(rank):
 
 
 def everything_on(rank):
-    jobs = values_on, only_rank_0_has_token_ids, texts_on, collectives_on
+    jobs = values_on, only_rank_0_has_token_ids, collectives_on
     return {job.__name__: job(rank) for job in jobs}
 
 
@@ -136,10 +126,3 @@ def test_what_needs_token_ids_is_undefined_where_one_rank_has_none(ranks):
                 {key: v for key, v in values.items() if key.startswith(("V_W", "V_B", "token_"))}
             )
             assert "V_W_over_V_unbiased" in values
-
-
-def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):
-    x, ids, sequences = texts(N, DIM, mean=100.0)
-    pooled = references.unbiased_values(x, ids, sequences)
-    for result in ranks:
-        assert_values(result["texts_on"], pooled, rtol=1e-9)

@@ -8,7 +8,7 @@ import torch
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from research.within_token_variance import nested, text_share
 from tests import references
-from tests.data import assert_values, texts, token_rows, updated
+from tests.data import assert_values, texts, token_rows, updated, wide_dtypes
 
 NOT_OF_THE_TABLE = {"mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"}
 NOT_OF_THE_TABLE |= {"first_positions_share", "V_without_top_dim", "M_over_Q_without_top_dim"}
@@ -37,6 +37,7 @@ def assert_equals_loop(values, x, ids, of_lines, *, rtol, regression_rtol, witho
         (0.0, torch.float64, {"regression_count_range": (5, 20)}),
         (1000.0, torch.float32, {}),
         (1000.0, torch.bfloat16, {}),
+        (1000.0, torch.float16, {}),
     ],
 )
 def test_values_equal_the_loop(mean, dtype, options):
@@ -133,13 +134,17 @@ def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     assert metric.num_rows == 18
 
 
-@pytest.mark.parametrize("num_sequences", [2, 7, 60])
+@pytest.mark.parametrize("num_sequences", [1, 2, 3, 4, 7, 60, 300])
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, mean):
+@wide_dtypes
+def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, mean, dtype):
     x, ids, sequences = texts(400, 3, num_sequences=num_sequences, mean=mean)
+    x = x.to(dtype)
     metric = TokenMoments(3)
     metric.update(x, ids, sequence_ids=sequences)
-    assert_values(metric.compute(), references.context_values(x, ids, sequences), rtol=1e-9)
+    expected = references.context_values(x, ids, sequences)
+    expected |= references.unbiased_values(x, ids, sequences)
+    assert_values(metric.compute(), expected, rtol=1e-9 if dtype == torch.float64 else 1e-6)
 
 
 def test_after_a_batch_without_a_finite_row_others_count():

@@ -15,7 +15,6 @@ from embedgeo.formatting import number
 from embedgeo.report.comparison import compare_dynamics
 from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.report.summary import flags, overview
-from embedgeo.results.parquet import HistoryFile
 from embedgeo.results.records import model_record
 from tests.files import contents
 from tests.records import layer_records
@@ -90,22 +89,6 @@ def test_several_runs_are_compared_side_by_side(tmp_path):
     assert "same (1)" in page.text
     assert "same (2)" in page.text
     assert {"same-1-M_over_Q-dynamics", "M_over_Q-compared-profiles"} <= page.figures
-
-
-def write_history(folder):
-    """Write the history of a run of steps 0 and 8."""
-    file = HistoryFile(folder)
-    for step in (0, 8):
-        layers = ("embed", "block.00", "block.01")
-        file.add(layer_records(step, 1.0 + step, layers=layers, metrics=["my_metric"]))
-    file.close()
-    return file.path
-
-
-def test_a_monitored_run_is_read_from_its_history(tmp_path):
-    write_history(tmp_path)
-    kinds = ("dynamics-small", *KINDS)
-    assert report(tmp_path).figures == {f"my_metric-{kind}" for kind in kinds}
 
 
 def test_a_layer_called_model_is_a_layer():
@@ -239,19 +222,14 @@ def test_what_has_been_changed_in_a_report_is_not_replaced(plain, tmp_path):
 
 def bad_input(tmp_path, plain):
     """Arguments of the command by what it says of them."""
-    for name in ("columns", "empty", "other", "older/checkpoints"):
-        (tmp_path / name).mkdir(parents=True)
-    older = tmp_path / "older"
-    for path in (plain / "checkpoints").iterdir():
-        table = pd.read_parquet(path).drop(columns=["width", "series", "stderr"])
-        table.to_parquet(older / "checkpoints" / path.name)
+    for name in ("columns", "empty", "other"):
+        (tmp_path / name).mkdir()
     pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "columns" / "history.parquet")
     (tmp_path / "other" / "mine.txt").touch()
     return {
         "folders of runs": [tmp_path / "nosuch"],
         "no measurements": [tmp_path / "empty"],
         "layer_index, width, metric, value, stderr missing": [tmp_path / "columns"],
-        "series, width, stderr missing. Was it written by another version of embedgeo?": [older],
         "holds something else": [plain, Path("--out"), tmp_path / "other"],
         "required": [],
         f"a report of several folders needs a folder of its own; got {plain}, {plain} without "

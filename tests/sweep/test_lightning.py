@@ -154,16 +154,8 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked,
     assert not asked["out"].exists()
 
 
-def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(
-    tmp_path, asked, printed
-):
+def test_other_files_are_refused_with_what_to_save(tmp_path, asked, printed):
     model = Forward()
-    save(tmp_path / "step=1.ckpt", model, 1)
-    with pytest.raises(
-        ValueError,
-        match=r"step=1\.ckpt, or .*; got none\. Give --model-class package\.module\.Class,",
-    ):
-        sweep(tmp_path / "step=1.ckpt", **asked)
     torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
     assert sweep(tmp_path / "step=2.ckpt", **asked, model_class=class_of(model)) == 3
     assert "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by" in printed()

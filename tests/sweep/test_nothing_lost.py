@@ -2,7 +2,6 @@
 other processes.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -12,11 +11,10 @@ import pandas as pd
 import pytest
 
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.locks import Locks
 from tests.files import contents
 from tests.sweep.reader import Reader
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, local_run, write_files
+from tests.sweep.tiny import changed, checkpoint_files, local_run, write_files
 
 WEIGHTS = "model.safetensors"
 pytestmark = pytest.mark.usefixtures("reader")
@@ -96,8 +94,7 @@ def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(
     sweep(run, **options)
     folder = SweepFolder(options["out"])
     first = folder.read("step1")
-    config = {**json.loads(checkpoint_files(1)["config.json"]), "hidden_act": "relu"}
-    other = {**checkpoint_files(1), "config.json": json.dumps(config).encode()}
+    other = changed(checkpoint_files(1), hidden_act="relu")
     write_files(run / "step2", other)
     assert sweep(run, **options) == 0
     assert not folder.read("step2")["value"].equals(first["value"])
@@ -190,22 +187,6 @@ def hold():
         process.communicate()
 
 
-def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
-    other = hold(tmp_path, "step1")
-    locks = Locks(tmp_path)
-    assert not locks.take("step1")
-    assert locks.take("step2")
-    assert locks.take("step2")
-    other.kill()
-    other.wait()
-    assert locks.take("step1")
-    left = hold(tmp_path, "step3")
-    left.kill()
-    left.wait()
-    locks.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     tmp_path, options, printed, monkeypatch, hold
 ):
@@ -215,19 +196,21 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     local_run(run, steps=(2, 8))
     # a duplicate of what the other has begun waits, too
     write_files(run / "step9", checkpoint_files(2))
-    other = hold(folder.path, "step2")
+    others = [hold(folder.path, name) for name in ("step2", "step3")]
     seen = []
 
     def killed(seconds):
         seen.append(folder.done())
-        other.kill()
-        other.wait()
+        for other in others:
+            other.kill()
+            other.wait()
 
     monkeypatch.setattr("time.sleep", killed)
     printed()
     assert sweep(run, **options) == 0
     assert seen == [{"step1", "step8"}]
     assert folder.done() == {"step1", "step2", "step8", "step9"}
+    assert list(folder.path.glob(".*")) == []
     said = printed()
     assert said.count("another sweep is at work in") == 1
     assert said.count("waiting for another sweep to be through with step2, step9") == 1

@@ -52,10 +52,6 @@ PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 5, "li2025": 32}
 """Presets of several models, on a dataset: how many checkpoints they take."""
 
 
-def test_presets_are_found_by_name():
-    assert {path.stem for path in (ROOT / "configs").iterdir()} == {*PRESETS, *PAPERS}
-
-
 def parsed(*arguments):
     return make_parser(ABOUT, COMMANDS).parse_args(arguments)["sweep"].as_dict()
 

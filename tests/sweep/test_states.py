@@ -113,7 +113,6 @@ def test_what_does_not_fit_together_is_said(tmp_path, ids, capsys, options, said
 
 def test_what_cannot_be_loaded_is_said(tmp_path):
     for content, said in (
-        ({"model": {"a": torch.ones(2)}}, "are in one of them alone"),
         (NanoGPT(width=8).state_dict(), "weights of the model that tests.models:NanoGPT makes; "),
         ([1.0], "step1.pt must hold the weights"),
     ):

@@ -15,7 +15,6 @@ from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, t
 
 STEPS = {"step0": 0, "step2": 2, "step8": 8, "step9": 8}
 """Whose weights each checkpoint has."""
-LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +32,6 @@ def hidden(ids):
     """Hidden states at block.00 of step 2, shape (sequences, positions, 16)."""
     with torch.no_grad():
         return model(2)(ids, output_hidden_states=True).hidden_states[1].double()
-
-
-def table_of(swept, kind):
-    table = pd.read_parquet(swept / kind / "step2.parquet")
-    assert list(table) == TABLES[kind].names
-    assert list(table["layer"].unique()) == LAYERS
-    return table[table["layer"] == "block.00"]
 
 
 def records_of(swept, name="step2"):
@@ -70,7 +62,10 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
 
 
 def test_token_tables_are_of_each_types_rows(swept, ids, hidden, tokenizer):
-    table = table_of(swept, "tokens")
+    table = pd.read_parquet(swept / "tokens" / "step2.parquet")
+    assert list(table) == TABLES["tokens"].names
+    assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
+    table = table[table["layer"] == "block.00"]
     assert table["token_id"].tolist() == ids.unique().tolist()
     for row in table.itertuples():
         assert row.token == tokenizer.decode([row.token_id])

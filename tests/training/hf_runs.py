@@ -15,15 +15,6 @@ def rows(number=24, padding=None, seed=0):
     ]
 
 
-class StopsAfterIt(hf.Trainer):
-    """Fails after a step, where no callback is told."""
-
-    def _get_learning_rate(self):
-        if self.state.global_step == 2:
-            raise ZeroDivisionError("in the user's code")
-        return super()._get_learning_rate()
-
-
 def hf_trainer(
     folder,
     *callbacks,

@@ -206,11 +206,6 @@ FAULTS = {
 """What rank 1 says, and its probe."""
 
 
-def faults_on_rank(rank, folder):
-    """What each rank says of each fault."""
-    return {name: fault_on_rank(rank, folder, probe) for name, (_, probe) in FAULTS.items()}
-
-
 def fault_on_rank(rank, folder, probe):
     """Warnings of a monitor that has this probe on rank 1, of a model whose parameters are
     sharded.
@@ -257,7 +252,9 @@ def raise_on_rank_1(rank, folder):
 def everything(rank, folder):
     """One launch for all: starting processes takes longer than what they do."""
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
-    results["faults"] = faults_on_rank(rank, folder)
+    results["faults"] = {
+        name: fault_on_rank(rank, folder, probe) for name, (_, probe) in FAULTS.items()
+    }
     results["hugging face"] = hugging_face_on_rank(rank, folder)
     # the last: the other rank's peer is gone after it
     results["raised"] = raise_on_rank_1(rank, folder)

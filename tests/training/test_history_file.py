@@ -371,7 +371,7 @@ def test_the_step_of_a_resumption_has_records_of_one_measurement_alone(tmp_path)
     assert at_two(layer_records(2), 2) == {"V"}
 
 
-def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exit(tmp_path):
+def test_what_could_not_be_or_was_not_yet_written_is_written_at_the_interpreters_exit(tmp_path):
     code = f"""if True:
         from pathlib import Path
         from embedgeo.results.parquet import HistoryFile
@@ -386,10 +386,16 @@ def test_what_could_not_be_written_at_the_end_is_written_at_the_interpreters_exi
                 except OSError:
                     print("full")
         folders[0].unlink()
+        broken_off = HistoryFile(Path({str(tmp_path)!r}, "held"))
+        for step in range(2):  # the second one waits, and nobody closes
+            broken_off.add(layer_records(step))
     """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "full\n" * 4
-    assert [*tmp_path.rglob("*.parquet")] == [tmp_path / "back" / "history.parquet"]
+    assert (written(tmp_path / "back"), written(tmp_path / "held")) == (
+        {"history.parquet": [0]},
+        {"history.parquet": [0, 1]},
+    )
     said = f"embedgeo: {tmp_path / 'lost' / 'history.parquet'} could not be written: .*\n"
     assert re.fullmatch(said, done.stderr)
 

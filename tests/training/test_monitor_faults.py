@@ -111,6 +111,7 @@ def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer
             model(ids)
         geometry.compute()
     assert caught.value.__notes__ == ["in Answers", "at layer '00'"]
+    assert hooks(model) == 0
     options = {"every_n_steps": 1, "layers": "0", "metrics": metrics}
     monitor = StepMonitor(model, **options, on_error="raise")
     with pytest.raises(errors, match=message):

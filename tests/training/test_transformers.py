@@ -1,7 +1,5 @@
 """GeometryCallback in a real transformers.Trainer."""
 
-import subprocess
-import sys
 import weakref
 
 import pandas as pd
@@ -10,7 +8,7 @@ import torch
 import transformers as hf
 
 from embedgeo.training.transformers import GeometryCallback
-from tests.files import ROOT, events_of
+from tests.files import events_of
 from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.runs import (
@@ -67,21 +65,6 @@ def test_training_whose_ranks_repeat_rows_is_refused(tmp_path):
     with pytest.raises(ValueError, match="runs one model on several ranks"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-@pytest.mark.slow
-def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_path):
-    code = f"""if True:
-        from embedgeo.training.transformers import GeometryCallback
-        from tests.training.hf_runs import StopsAfterIt, hf_trainer
-        from tests.training.runs import moments
-        callback = GeometryCallback(1, metrics=moments)
-        hf_trainer({str(tmp_path)!r}, callback, kind=StopsAfterIt).train()
-    """
-    options = {"cwd": ROOT, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], check=False, **options)
-    assert "ZeroDivisionError: in the user's code" in done.stderr
-    assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
 
 
 def test_the_log_history_still_ends_with_the_summary_and_has_an_epoch_in_each_entry(tmp_path):
