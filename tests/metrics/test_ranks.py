@@ -108,11 +108,14 @@ def test_values_are_those_of_one_process(ranks):
 
 
 def batch_values(x, share, step):
-    """Batches of seven consecutive rows of one rank."""
-    batches = []
+    """Batches of seven consecutive rows of one rank, and of those that are left on any."""
+    batches, left = [], x[:0]
     for rank, parts in enumerate(SHARES[share]):
         own = torch.cat([x[:0], *(x[part] for part in parts), x[rank : rank + step]])
-        batches += [anisotropy(batch) for batch in own.split(7) if len(batch) == 7]
+        num_whole = len(own) // 7 * 7
+        batches += [anisotropy(batch) for batch in own[:num_whole].split(7) if len(batch)]
+        left = torch.cat([left, own[num_whole:]])
+    batches += [anisotropy(batch) for batch in left.split(7) if len(batch) == 7]
     values = torch.tensor(batches, dtype=torch.float64)
     spread = values.std() if len(values) > 1 else torch.nan
     return {"anisotropy_batch_mean": values.mean(), "anisotropy_batch_std": spread}

@@ -12,8 +12,10 @@ from functools import lru_cache, reduce
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks, Tensors
 from embedgeo.functional.moments import (
     PooledState,
+    Pooling,
     ratio,
     without_rounding,
 )
@@ -489,10 +491,45 @@ class AnisotropyBatches(PooledState):
         """The batches of both; rows pending in ``other`` follow those pending here."""
         return super().merge(other).extend(other.pending)
 
+    def reduction(self, ranks: Ranks) -> "_BatchesOfRanks":
+        """Ranks pool their batches, and make some of the rows that fill none on one of them."""
+        return _BatchesOfRanks(self, ranks)
+
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes with the rows that do not fill a batch."""
         moments = self.n.nbytes + self.mean.nbytes + self.m2.nbytes
         return moments + num_rows % self.size * self.pending.shape[1] * self.pending.itemsize
+
+
+class _BatchesOfRanks(Pooling):
+    """The `Reduction` of `AnisotropyBatches`: the pending rows of all ranks follow the pooled
+    batches.
+    """
+
+    def __init__(self, state: AnisotropyBatches, ranks: Ranks) -> None:
+        super().__init__(state)
+        self._rows, self._ranks = state.pending.to(state.n.dtype), ranks
+
+    def counts(self, maxima: Tensors) -> Tensors:
+        """Also the number of pending rows of each rank."""
+        length = self._rows.new_tensor(len(self._rows))
+        return {**super().counts(maxima), "lengths": self._ranks.placed(length)}
+
+    def sums(self, counts: Tensors) -> Tensors:
+        """The pending rows."""
+        *own, lengths = counts.items()
+        super().sums(dict(own))
+        return {"rows": self._ranks.placed(self._rows, lengths[1].long().tolist())}
+
+    def squares(self, sums: Tensors) -> Tensors:
+        """Squares about the mean of all batches."""
+        self._rows = sums["rows"]
+        return super().squares(sums)
+
+    def result(self, squares: Tensors) -> AnisotropyBatches:
+        """The batches of all ranks, and the rows that still fill none."""
+        pooled: AnisotropyBatches = super().result(squares)
+        return replace(pooled, pending=pooled.pending[:0]).extend(self._rows)
 
 
 def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
