@@ -465,6 +465,64 @@ def test_a_mask_of_other_rows_or_that_is_no_tensor_is_refused(mask):
         measured(Masked(), torch.randn(3, 5, 8), frame_mask=mask)
 
 
+def test_a_mask_of_a_part_of_the_sequences_is_refused():
+    ids, model = torch.arange(12).view(3, 4), Small(change=lambda ids: ids.repeat(2, 1))
+    with pytest.raises(ValueError, match="argument anchor_mask does not tell"):
+        measured(model, ids, anchor_mask=KEEP)
+    causal = torch.ones(4, 4, dtype=torch.bool).tril()
+    assert measured(model, ids, attn_mask=causal)["block.01"]["n"] == 24
+
+
+class OfPairs(Small):
+    """Hides padding by a mask of torch's encoder, of pairs for each head."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids):
+        hidden = (ids == 0)[:, None].expand(-1, 4, -1).repeat_interleave(2, 0)
+        return self.layers(self.word(ids), mask=hidden)
+
+
+def test_a_mask_of_pairs_that_torchs_encoder_is_given_is_refused_unless_all_are_alike():
+    ids, model = torch.arange(12).view(3, 4), OfPairs().eval()
+    with pytest.raises(ValueError, match="argument mask does not tell whether 1 is padding"):
+        measured(model, ids)
+    assert measured(model, ids + 1)["block.01"]["n"] == 12
+
+
+def test_padding_that_no_mask_tells_is_said():
+    model, ids = Small(), torch.tensor([[3, 0, 5, 6], [7, 8, 0, 0]])
+    model.word.padding_idx = 0
+    with pytest.warns(UserWarning, match="id 0 must be told from tokens by a mask"):
+        assert measured(model, ids)["block.01"]["n"] == 8
+    assert measured(model, ids[:1])["block.01"]["n"] == 4  # its own token
+    assert measured(model, ids, attention_mask=torch.ones_like(ids))["block.01"]["n"] == 8
+
+
+class Routed(Small):
+    """Its blocks return what their router gives, too."""
+
+    class Block(Added):
+        def forward(self, x):
+            return x[..., :3], super().forward(x)
+
+    def forward(self, ids):
+        x = self.word(ids)
+        for layer in self.layers:
+            _, x = layer(x)
+        return x
+
+
+def test_a_block_whose_state_is_not_the_first_that_it_returns_is_refused():
+    model = Routed()
+    model.layers = nn.ModuleList([Routed.Block(8), Routed.Block(8)])
+    with pytest.raises(ValueError, match=r"returns one of shape \(3, 4, 3\) before that"):
+        measured(model, torch.arange(12).view(3, 4))
+
+
 class TakesBatch(Small):
     """Takes a batch that has its token ids somewhere inside."""
 

@@ -55,6 +55,7 @@ _PADDING_MASKS_OF_KNOWN = (
 )
 # elsewhere 1 may be padding or a token
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
+_PAIRS_OF_TORCH = re.compile(r"(src_|tgt_|attn_)?mask")  # which may be of each head and sequence
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
 _MASK = re.compile("mask|pad")
 _NO_MASKS = (Mapping, list, tuple, str, int, float, type(None))
@@ -292,7 +293,11 @@ def _padding_of_call(
 
 def _is_known(module: nn.Module) -> bool:
     """Tell whether the names of a module's arguments say what they are."""
-    return type(module).__module__.partition(".")[0] in ("transformers", "torch")
+    return _library(module) in ("transformers", "torch")
+
+
+def _library(module: nn.Module) -> str:
+    return type(module).__module__.partition(".")[0]
 
 
 def _unread_masks(
@@ -306,12 +311,17 @@ def _unread_masks(
         if padding.mask is not None:
             return []
         names = _UNTOLD
+    pairs = _PAIRS_OF_TORCH if _library(module) == "torch" else names
     return [
         (name, each)
         for i, (name, each) in enumerate(arguments.items())
         if each is not padding.source
         and not isinstance(each, _NO_MASKS)
-        and (names.fullmatch(name) if isinstance(each, Tensor) else _MASK.search(name))
+        and (
+            (names if each.ndim < 3 else pairs).fullmatch(name)
+            if isinstance(each, Tensor)
+            else _MASK.search(name)
+        )
         and (i > 0 or _MASK.search(name))  # the first one is what the model is of
     ]
 
@@ -348,8 +358,11 @@ def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | No
         is_of_rows = bool((pairs != pairs[:1]).any())
     elif mask.numel() == shape.numel():
         is_of_rows = True
-    else:  # as one of more or fewer positions of each sequence
-        is_of_rows = has_name and mask.ndim > 1 and len(mask) == shape[0] and _has_marks(mask)
+    elif mask.shape == length + length != shape:  # of pairs alone
+        is_of_rows = False
+    else:  # as one of more or fewer positions of each sequence, or of some sequences
+        is_alike = mask.shape[:1] == shape[:1] or mask.shape[1:] == shape[1:]
+        is_of_rows = has_name and mask.ndim > 1 and is_alike and _has_marks(mask)
     return is_of_rows and (has_name or _has_marks(mask))
 
 
@@ -562,6 +575,7 @@ class ForwardInputs:
         self.told = set[str]()  # what passes have told of their rows, beside token ids
         self.has_unread_ids = False  # a model was given integers, and no table looked them up
         self._warned_of_rows_without_type = False
+        self._warned_of_padding = set[int]()
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
         }
@@ -886,6 +900,8 @@ class ForwardInputs:
                 ids = ids.where(own, NO_TYPE)  # images take the others
             positions = self._of_tokens(rows, self.forward.position_ids)
             ids, kept, words, positions = on_cpu(ids, kept, words, positions)
+            if ids is not None and kept is None and "token_ids" not in given:
+                self._warn_of_padding(ids)
             self.forward.position_ids = positions
             if positions is not None and positions.numel():
                 before = self.first_position
@@ -900,6 +916,20 @@ class ForwardInputs:
             )
             self.forward.row_tokens[key] = RowTokens(ids, kept, words, {})
         return self.forward.row_tokens[key]
+
+    def _warn_of_padding(self, ids: Tensor) -> None:
+        """Say once that sequences begin or end with what a table has for padding, which counts."""
+        tables: list[Any] = [table for table, *_ in self.token_ids if hasattr(table, "padding_idx")]
+        for number in {table.padding_idx for table in tables} - {None, *self._warned_of_padding}:
+            is_padding = ids == number
+            if bool(torch.stack((is_padding[..., :2], is_padding[..., -2:])).all(-1).any()):
+                self._warned_of_padding.add(number)
+                warnings.warn(
+                    f"id {number} must be told from tokens by a mask where it is padding, as by "
+                    "padding_idx of its table; sequences begin or end with it, and these rows "
+                    f"count. Give mask=, or ignore_token_ids=[{number}].",
+                    stacklevel=1,
+                )
 
     def _require_types(self, ids: Tensor, kept: Tensor | None, words: Tensor | None) -> None:
         """Check token ids that were given, and say once that some are of no type."""

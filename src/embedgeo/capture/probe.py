@@ -92,6 +92,25 @@ def _require_values(layer: Layer, hidden: Tensor) -> None:
         )
 
 
+def _require_one_state(
+    layer: Layer, module: nn.Module, given: Tensor | None, hidden: Tensor, output: Any
+) -> None:
+    """Raise ValueError where a block returns several tensors that may be its hidden state, or
+    another one before that, which has the shape of what it is ``given``.
+    """
+    several = ""
+    if num_states(output, hidden) > 1:
+        several = f"several of shape {tuple(hidden.shape)}, as a branch and the residual stream"
+    elif given is not None and given.shape != hidden.shape and num_states(output, given):
+        several = f"one of shape {tuple(hidden.shape)} before that, as a router's"
+    if several:
+        raise ValueError(
+            f"layer {layer.name!r} must return one hidden state; its {type(module).__name__} "
+            f"returns {several}. Measure the module that gets it, or the sum, by layers= with a "
+            "pattern of its name."
+        )
+
+
 def _require_state(
     layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Tensor
 ) -> None:
@@ -381,13 +400,8 @@ class Probe:
             return
         if takes_input and num_states((*args, *kwargs.values()), hidden) > 1:
             _require_state(layer, module, args, kwargs, hidden)
-        if not takes_input and layer.place is not None and num_states(output, hidden) > 1:
-            raise ValueError(
-                f"layer {layer.name!r} must return one hidden state; its {type(module).__name__} "
-                f"returns several of shape {tuple(hidden.shape)}, as a branch and the residual "
-                "stream. Measure the module that gets their sum, by layers= with a pattern of its "
-                "name."
-            )
+        if not takes_input and layer.place is not None:
+            _require_one_state(layer, module, first_input(args, kwargs), hidden, output)
         if not (is_inside and (layer.after or self._inputs.awaits_mask(layer))):
             self._take(layer, hidden)
             return
