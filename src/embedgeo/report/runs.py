@@ -25,7 +25,6 @@ from embedgeo.results.parquet import (
     MonitoredRun,
     is_history,
     monitored_runs,
-    read_table,
 )
 from embedgeo.results.records import MEANS, MODEL, is_of_model
 
@@ -324,16 +323,10 @@ def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.
 def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
-    counts = None
-    if of_types := run.tables.get("tokens"):
-        table = read_table(of_types[max(of_types)])
-        is_counted = (table["layer"] == table["layer"].min()) & (table["n"] >= 1)
-        counts = table.loc[is_counted, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
         keys=frozenset(run.metrics if metric is None else [metric, metric + WITHOUT_MASSIVE]),
         measured={str(name): column.to_numpy() for name, column in values.items()},
         widths=run.widths.to_numpy(),
-        counts=counts,
     )
     baseline = pd.DataFrame(baseline_values(rows), values.index, values.columns, dtype=float)
     return replace(run, baseline=drawable(baseline))
