@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from embedgeo.formatting import printable
 
 DEFINITIONS = 1
@@ -63,14 +60,11 @@ class Term(NamedTuple):
     rows: int = 0
     rows_per_dimension: int = 0
 
-    def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
-        """Tell whether values go on a logarithmic scale: all of them positive, over more than a
-        factor of 10.
+    def is_logarithmic(self, low: float, high: float) -> bool:
+        """Tell whether values in a range go on a logarithmic scale: all of them positive, over more
+        than a factor of 10.
         """
-        finite = values[np.isfinite(values)]
-        return bool(
-            self.ranges and finite.size and 1e-200 < 10 * finite.min() < finite.max() < 1e200
-        )
+        return self.ranges and 1e-200 < 10 * low < high < 1e200
 
 
 # gives the term of a key made from a metric's arguments, None of another key
