@@ -42,7 +42,6 @@ class Term(NamedTuple):
             width or size.
         is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
             ``scalars`` of `embedgeo.GeometryMonitor`.
-        follows: the key whose figures its own come after in the report, whatever its order.
         rows: how many random rows it needs for an error under 5 % ("How much to measure"), or 0.
         rows_per_dimension: how many for each dimension.
     """
@@ -56,7 +55,6 @@ class Term(NamedTuple):
     order: int = 1000
     gaussian: float | None = None
     is_scalar: bool = False
-    follows: str = ""
     rows: int = 0
     rows_per_dimension: int = 0
 
@@ -179,7 +177,6 @@ def left_without(whole: Term, what: str) -> Term:
         is_scalar=False,
         group="more",
         order=800,
-        follows="",
         rows=0,
         rows_per_dimension=0,
     )

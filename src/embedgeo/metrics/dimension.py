@@ -53,7 +53,6 @@ _TERMS = {
             "within tokens.",
             ranges=True,
             is_scalar=True,
-            follows="intrinsic_dimension_between",
         ),
         intrinsic_dimension_within=Term(
             "dimension within tokens",
@@ -61,14 +60,12 @@ _TERMS = {
             "Dimension of the surface that the occurrences of one token lie on, from those in "
             "different sequences; it grows with the number of occurrences.",
             ranges=True,
-            follows="intrinsic_dimension",
         ),
         same_type_neighbors=Term(
             "neighbours of the same token",
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own token type. Where it is often, "
             "the intrinsic dimension of all rows says little of a surface.",
-            follows="intrinsic_dimension",
         ),
         same_type_neighbors_null=Term(
             "random neighbours of the same token",
@@ -81,7 +78,6 @@ _TERMS = {
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own sequence. Where it is often, the "
             "intrinsic dimension of all rows is that of single texts.",
-            follows="intrinsic_dimension",
         ),
         same_sequence_neighbors_null=Term(
             "random neighbours of the same text",

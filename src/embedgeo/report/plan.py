@@ -37,7 +37,9 @@ def page_plan(
         metrics: the metrics to draw; none of them: all there are, and everything else.
     """
     is_whole = not metrics
-    drawn = in_order(metrics) if metrics else _drawn_metrics(runs)
+    drawn = in_order(metrics)
+    if is_whole:
+        drawn = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
@@ -67,15 +69,6 @@ def page_plan(
 def varying_metrics(runs: Sequence[Run]) -> list[str]:
     """The metrics that have several values in a run, in order."""
     return in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-
-
-def _drawn_metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that have figures, those that follow another one after it."""
-    metrics = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
-    for metric in [metric for metric in metrics if term(metric).follows in metrics]:
-        metrics.remove(metric)
-        metrics.insert(metrics.index(term(metric).follows) + 1, metric)
-    return metrics
 
 
 def _glance(runs: Sequence[Run], writer: FigureWriter, metrics: Sequence[str]) -> Panel:
