@@ -7,7 +7,7 @@ from itertools import chain, islice
 from embedgeo.drawing import FigureData, resized
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report import comparison, figures
-from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel
+from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
 
@@ -111,20 +111,12 @@ def _groups(
     runs: Sequence[Run], writer: FigureWriter, draw: Callable[[Run], Iterable[FigureData]]
 ) -> list[Group]:
     """The figures of each run that has any, under its label if there are several."""
-    added: dict[str, list[PageFigure]] = {}
-    for run in runs:
-        label = run.label if len(runs) > 1 else ""
-        if of_run := [writer.add(data, label) for data in draw(run)]:
-            added[label] = of_run
-    are_single = max(map(len, added.values()), default=0) == 1
-    if len(added) < 2 or any(run.has_steps for run in runs) or not are_single:
-        return [*added.items()]
-    # final models with one figure each: in one group, where its text says whose a figure is
-    whose = [
-        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
-        for label, (figure,) in added.items()
+    labels = [run.label if len(runs) > 1 else "" for run in runs]
+    groups = [
+        (label, [writer.add(data, label) for data in draw(run)])
+        for label, run in zip(labels, runs, strict=True)
     ]
-    return [("", whose)]
+    return [group for group in groups if group[1]]
 
 
 def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
