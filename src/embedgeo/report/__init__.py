@@ -20,13 +20,11 @@ from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import story
 from embedgeo.report.summary import flag_lines, flags
 from embedgeo.report.verdicts import verdicts
-from embedgeo.results.files import replacing_contents, require_own
+from embedgeo.results.files import replacing_contents
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
 
 __all__ = ["write_report"]
-
-_MARK = '<meta name="generator" content="embedgeo report">'
 
 
 def write_report(
@@ -75,9 +73,6 @@ def write_report(
         references = read_references(reference, runs)
         comparison = verdicts(runs[0], runs[1], references) if len(runs) == 2 else None
         progress.remove_task(reading)
-        require_own(
-            out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
-        )
         try:
             with replacing_contents(out, "report") as new, style():
                 writer = FigureWriter(new / "figures")

@@ -15,7 +15,6 @@ from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -23,7 +22,13 @@ from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import DEFINITIONS
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
+from embedgeo.results.files import (
+    digest,
+    file_name,
+    remove_leftovers,
+    replacing,
+    require_writable,
+)
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
@@ -239,8 +244,7 @@ class SweepFolder:
             records = checkpoints[name].assign(series=series[name])
             if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
-            run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
-            runs.setdefault(run, {})[name] = records
+            runs.setdefault(file_name(titles[name]) or "other", {})[name] = records
         for of_run in runs.values():
             for previous, name in pairwise(self.with_samples(of_run)):
                 derived_from = _derived_from(drift_file(self.path, name))
