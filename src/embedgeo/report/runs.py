@@ -18,13 +18,11 @@ from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.findings import MOVED
-from embedgeo.results.folder import SweepFolder, with_means
+from embedgeo.results.folder import SweepFolder, found_results, with_means
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
     MonitoredRun,
-    is_history,
-    monitored_runs,
 )
 from embedgeo.results.records import MEANS, MODEL, is_of_model
 
@@ -419,17 +417,10 @@ def read_folder(folder: Path) -> list[Run]:
     """The runs in a folder, each labelled by what tells it from the others, without baselines: see
     `with_baseline`.
     """
-    if not folder.is_dir() and not is_history(folder):
-        raise FileNotFoundError(f"results must be in folders of runs; {folder} is none.")
-    sweep = SweepFolder(folder)
-    is_swept = sweep.is_swept()
-    runs = list(_runs_of_sweep(sweep) if is_swept else map(_monitored, monitored_runs(folder)))
-    if not runs:
-        raise ValueError(
-            "report takes the folder of a sweep (checkpoints/*.parquet) or of a monitored run "
-            f"(history.parquet); {folder} holds no measurements of these kinds."
-        )
-    return runs
+    found = found_results(folder)
+    if isinstance(found, SweepFolder):
+        return [*_runs_of_sweep(found)]
+    return [*map(_monitored, found)]
 
 
 def _monitored(monitored: MonitoredRun) -> Run:

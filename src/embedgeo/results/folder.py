@@ -32,6 +32,9 @@ from embedgeo.results.files import (
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
+    MonitoredRun,
+    is_history,
+    monitored_runs,
     read_metadata,
     read_records,
     read_table,
@@ -157,18 +160,6 @@ class SweepFolder:
     def done(self) -> set[str]:
         """Names of the checkpoints that are done."""
         return {path.stem for path in self.checkpoints.glob(_PARQUET)}
-
-    def is_swept(self) -> bool:
-        """Tell whether a checkpoint is done, with a warning where monitors' histories are, too."""
-        is_swept = bool(self.done())
-        histories = sorted(path.name for path in self.path.glob("history.*parquet"))
-        if is_swept and histories:
-            warnings.warn(
-                "a folder is read as a sweep's or as a monitored run's; "
-                f"{self.path} is both, and {listed(histories)} is not read. Give that file itself.",
-                stacklevel=3,
-            )
-        return is_swept
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
@@ -368,6 +359,33 @@ class SweepFolder:
         path = drift_file(self.path, name)
         others = [self._file(each) for each in _derived_from(path)]
         return [each for each in (self._file(name), path, *others) if each.exists()]
+
+
+def found_results(path: Path) -> SweepFolder | list[MonitoredRun]:
+    """The sweep in a folder, with a warning where monitors' histories are, too; or else the
+    monitored runs there, or that of a history itself.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: there are no results.
+    """
+    if not path.is_dir() and not is_history(path):
+        raise FileNotFoundError(f"results must be in folders of runs; {path} is none.")
+    sweep = SweepFolder(path)
+    if sweep.done():
+        if histories := sorted(file.name for file in path.glob("history.*parquet")):
+            warnings.warn(
+                "a folder is read as a sweep's or as a monitored run's; "
+                f"{path} is both, and {listed(histories)} is not read. Give that file itself.",
+                stacklevel=3,
+            )
+        return sweep
+    if runs := monitored_runs(path):
+        return runs
+    raise ValueError(
+        "results are in the folder of a sweep (checkpoints/*.parquet) or of a monitored run "
+        f"(history.parquet); {path} holds no measurements of these kinds."
+    )
 
 
 def versions() -> dict[str, str]:
