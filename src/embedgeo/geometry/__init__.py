@@ -4,7 +4,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, nan
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -310,7 +310,6 @@ class Geometry:
         model: str,
         step: int | None = None,
         save_samples: bool = False,
-        token_tables: bool = False,
     ) -> None:
         """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo
         report`.
@@ -325,8 +324,6 @@ class Geometry:
             step: the number of optimizer steps that the weights have taken; None: they are no
                 step's, as a final model's.
             save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
-            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables
-                true`` does.
 
         Raises:
             ValueError: no name, one too long or a negative step, nothing was measured, or the
@@ -345,15 +342,6 @@ class Geometry:
             )
         samples = self.samples() if save_samples else None
         tables = self.layer_tables()
-        if token_tables:
-            # of words nobody has counted them
-            sizes = nan if self.settings["rows"] == "words" else 1.0
-            tables["tokens"] = self.token_tables().assign(num_tokens=sizes)
-            if not len(tables["tokens"]):
-                raise ValueError(
-                    "token_tables needs TokenMoments among the metrics, and token ids; there is "
-                    "none. Leave it out."
-                )
         inner = measured_model(self.model)
         facts = {
             "model_class": type(inner).__name__,
@@ -365,7 +353,6 @@ class Geometry:
             **self.settings,
             **self.origin_of_metrics(),
             "save_samples": save_samples,
-            "token_tables": token_tables,
         }
         failure: Exception | None = None
         if current_rank() == 0:

@@ -285,7 +285,7 @@ class SweepFolder:
             facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
             path = self.path / kind / f"{name}.parquet"
-            write_parquet(path, _with_texts(table), TABLES.get(kind))
+            write_parquet(path, table, TABLES.get(kind))
         facts = {**facts, _KINDS: "/".join(tables)}
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
@@ -412,14 +412,6 @@ def _deviations(path: Path | None) -> Deviations:
     table = pd.DataFrame() if path is None else read_table(path)
     groups: Any = table.groupby(["layer", "metric"])["deviation"] if len(table) else ()
     return {key: deviations.tolist() for key, deviations in groups}
-
-
-def _with_texts(table: pd.DataFrame) -> pd.DataFrame:
-    """A table in which a token type whose text nobody knows has its id for it."""
-    if "token_id" not in table:
-        return table
-    ids = table["token_id"].astype(str)
-    return table.assign(token=table.get("token", ids).fillna(ids))
 
 
 def _derived_from(path: Path) -> dict[str, str]:
