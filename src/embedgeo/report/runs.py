@@ -453,8 +453,6 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
         asked["num_tokens"] = used  # all that the text has
     # a model may have fewer positions than were asked for by default
     asked |= {key: of_model[key] for key in ("seq_len", "begins_with") if key in of_model}
-    if "begins_with" not in of_model and asked.get("special_tokens") == "default":
-        asked["special_tokens"] = "document"  # alike for such a model
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):
