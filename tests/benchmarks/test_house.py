@@ -6,7 +6,7 @@ from pathlib import Path
 
 import embedgeo
 
-TOKENS = 157779
+TOKENS = 157729
 """Most Python tokens of the package. The number goes down with what is removed."""
 
 _NO_CODE = {

@@ -81,7 +81,8 @@ def write_report(
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
                 found = [flags(run) for run in runs]
-                write_page(new / page.name, runs, panels, writer.plots, found, comparison)
+                told = [story(run) for run in runs]
+                write_page(new / page.name, runs, panels, writer.plots, found, told, comparison)
         except FileExistsError:
             raise
         except OSError as error:
@@ -92,8 +93,8 @@ def write_report(
             ) from error
     for sentence in comparison[0] if comparison else ():
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for run, of_run in zip(runs, found, strict=True):
-        for sentence in (*story(run), *flag_lines(of_run)):
+    for run, sentences, of_run in zip(runs, told, found, strict=True):
+        for sentence in (*sentences, *flag_lines(of_run)):
             line = f"{run.label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page

@@ -143,8 +143,6 @@ def _metric_figures(run: Run, metric: str) -> Iterator[FigureData]:
             yield figures.profile(run, metric)
         if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
-        if len(run.blocks) > 1:
-            yield comparison.compare_profiles([run], metric)
 
 
 def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:

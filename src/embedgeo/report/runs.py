@@ -429,7 +429,7 @@ def _monitored(monitored: MonitoredRun) -> Run:
     return replace(
         run,
         settings=_settings(monitored.origin),
-        date=str(monitored.origin.get("date", "")),
+        date=monitored.origin.get("date", ""),
     )
 
 
