@@ -43,7 +43,6 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
             for data in (b"no", PACKED[:-9], PACKED[:12] + b"\xff" * 9 + PACKED[21:])
         ),
         ("a.txt", b"\xff\xfe"),
-        ("a.txt", "plain".encode("utf-16-le")),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, data):

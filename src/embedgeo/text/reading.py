@@ -88,9 +88,6 @@ def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
             while piece := ("" if is_lines else file.read(_MOST_LETTERS)) + file.readline(
                 _MOST_LETTERS
             ):
-                # about every second one, where it is UTF-16 without a mark
-                if piece.count("\0") > len(piece) // 10:
-                    raise UnicodeError("it holds zero bytes, as text in UTF-16 does")
                 yield piece
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         remedy = " Convert it to UTF-8." if isinstance(error, UnicodeError) else ""
