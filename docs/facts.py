@@ -193,8 +193,6 @@ def _is_of_width(kind: type) -> bool:
 @cache
 def _gaussian() -> dict[str, float]:
     """What rows of N(0, I) give, by key."""
-    counts = (6_800 / np.arange(1, _NUM_TYPES + 1)).round().clip(1)
-    counts[0] += _NUM_ROWS - counts.sum()
     null = float(anisotropy_null(torch.tensor(float(_NUM_ROWS), dtype=torch.float64), _DIM))
     known = {
         "n": _NUM_ROWS,
@@ -204,7 +202,7 @@ def _gaussian() -> dict[str, float]:
         "anisotropy_null": null,
     }
     measured = {key: np.array([float(value)]) for key, value in known.items()}
-    rows = GaussianRows(frozenset(OWN.terms), measured, np.array([float(_DIM)]), counts)
+    rows = GaussianRows(frozenset(OWN.terms), measured, np.array([float(_DIM)]))
     return {
         key: float(value) for key, (value,) in baseline_values(rows).items() if not np.isnan(value)
     }

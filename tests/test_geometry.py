@@ -119,15 +119,6 @@ def test_first_positions_of_torchs_transformer_are_those_of_the_rows_shape():
     assert values["decoder.block.00"]["n"] == 15
 
 
-def test_the_representation_says_what_was_measured():
-    model, batch = gpt_neox(), token_batch(padding="left")
-    start = "<Geometry of GPTNeoXForCausalLM at embed, block.00, block.01, block.02 and 1 more"
-    with observe(model) as geometry:
-        assert repr(geometry) == f"{start}: 0 rows>"
-        model(**batch)
-    assert repr(geometry) == f"{start}: {batch['attention_mask'].sum()} rows>"
-
-
 @pytest.mark.slow
 def test_a_rank_that_measures_nothing_does_not_hang_the_other(tmp_path):
     first, second = on_two_ranks(values_with_an_idle_rank, tmp_path)

@@ -69,8 +69,6 @@ class Description:
     metrics: Mapping[str, int]  # bytes that each metric holds at all layers, by its class
     device_bytes: int  # that a measurement takes on the device of a rank at most
     host_bytes: int  # of sampled rows
-    num_ranks: int  # that have different rows
-    exchange_bytes: int  # that a rank sends in a measurement, by reductions in a ring
     warnings: tuple[str, ...]  # what to change, or to know, before training starts
 
     def __str__(self) -> str:
@@ -79,7 +77,6 @@ class Description:
             f"model      {self.model}, {self.num_parameters:,} parameters",
             f"rows       {self.num_rows:,} a measurement; {self.token_ids}, {self.mask}",
             f"memory     {size(self.device_bytes)} of a device, {size(self.host_bytes)} of a host",
-            f"sent       {size(self.exchange_bytes)} by each of {self.num_ranks} ranks",
             "",
             *(f"{each.name:16} {each.width or '?':>6}  {each.path}" for each in self.layers),
             "",
@@ -160,9 +157,6 @@ def describe(
         metrics=memory.metrics,
         device_bytes=memory.peak,
         host_bytes=memory.on_host,
-        num_ranks=ranks,
-        # reduced in a ring, each byte of the states of all rows is sent nearly twice
-        exchange_bytes=2 * memory.exchanged * (ranks - 1) // ranks,
         warnings=(*_warnings(forward, layers, has_ids=has_ids), *notes, *few),
     )
 

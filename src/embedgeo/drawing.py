@@ -291,7 +291,7 @@ def value_axis(
     """
     values, errors = np.asarray(values, dtype=float), np.asarray(errors, dtype=float)
     low, high, _ = colour_range(layers, values)
-    is_log = term.is_logarithmic(np.array([low, high]))
+    is_log = term.is_logarithmic(low, high)
     scale: Callable[[Any], Array] = np.log10 if is_log else np.asarray
     scaled = " (log\N{NO-BREAK SPACE}scale)" * is_log
     ax.set_ylabel(textwrap.fill(term.name + scaled, 36))

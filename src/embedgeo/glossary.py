@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from embedgeo.formatting import printable
 
 DEFINITIONS = 1
@@ -45,7 +42,6 @@ class Term(NamedTuple):
             width or size.
         is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
             ``scalars`` of `embedgeo.GeometryMonitor`.
-        follows: the key whose figures its own come after in the report, whatever its order.
         rows: how many random rows it needs for an error under 5 % ("How much to measure"), or 0.
         rows_per_dimension: how many for each dimension.
     """
@@ -59,18 +55,14 @@ class Term(NamedTuple):
     order: int = 1000
     gaussian: float | None = None
     is_scalar: bool = False
-    follows: str = ""
     rows: int = 0
     rows_per_dimension: int = 0
 
-    def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
-        """Tell whether values go on a logarithmic scale: all of them positive, over more than a
-        factor of 10.
+    def is_logarithmic(self, low: float, high: float) -> bool:
+        """Tell whether values in a range go on a logarithmic scale: all of them positive, over more
+        than a factor of 10.
         """
-        finite = values[np.isfinite(values)]
-        return bool(
-            self.ranges and finite.size and 1e-200 < 10 * finite.min() < finite.max() < 1e200
-        )
+        return self.ranges and 1e-200 < 10 * low < high < 1e200
 
 
 # gives the term of a key made from a metric's arguments, None of another key
@@ -185,7 +177,6 @@ def left_without(whole: Term, what: str) -> Term:
         is_scalar=False,
         group="more",
         order=800,
-        follows="",
         rows=0,
         rows_per_dimension=0,
     )

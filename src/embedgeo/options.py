@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any, NoReturn, get_args
 
-import yaml
 from docstring_parser import parse
 from jsonargparse import (  # type: ignore[attr-defined]  # its __all__ is made later
     ActionConfigFile as Configuration,
@@ -33,9 +32,7 @@ class _CommandLineValues(list[Any]):
 
 
 def _several(read: Callable[[str], list[Any]]) -> type[Action]:
-    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a,
-    b]'``.
-    """
+    """An action that takes several values: ``--text a b`` or ``--text a --text b``."""
 
     class Several(Action):
         def __call__(
@@ -57,7 +54,7 @@ def _several(read: Callable[[str], list[Any]]) -> type[Action]:
 
 def _numbers(value: str) -> list[Any]:
     try:
-        return [value] if value == SPECIAL else [int(i) for i in value.strip("[]").split(",")]
+        return [value] if value == SPECIAL else [int(i) for i in value.split(",")]
     except ValueError:
         raise ValueError(f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
 
@@ -186,10 +183,7 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
         elif Sequence[int] in kinds:
             given = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in kinds:
-            several = _several(
-                lambda text: yaml.safe_load(text) if re.fullmatch(r"\[.*\]", text) else [text]
-            )
-            given = {"nargs": "+", "action": several}
+            given = {"nargs": "+", "action": _several(lambda text: [text])}
         elif bool in kinds:
             given |= {"nargs": "?", "const": True}
         flag = _option(name)

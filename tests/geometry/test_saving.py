@@ -15,7 +15,7 @@ import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import SCHEMA, read_table
+from embedgeo.results.parquet import SCHEMA
 from embedgeo.sweep import SweepSettings, sweep
 from tests.files import contents
 from tests.models import gpt2, gpt_neox, token_batch
@@ -39,7 +39,7 @@ def measured(build=gpt_neox, seed=0, batches=(0, 1, 2), **options):
 
 def test_the_folder_is_that_of_a_sweep(tmp_path):
     geometry = measured(jackknife=2)
-    geometry.save(tmp_path, model="lab/tiny", step=8, token_tables=True)
+    geometry.save(tmp_path, model="lab/tiny", step=8)
     folder = SweepFolder(tmp_path)
     assert folder.done() == {"lab--tiny--step8"}
     records = folder.read("lab--tiny--step8")
@@ -53,13 +53,9 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert records["duplicate_of"].isna().all()
     assert folder.facts("lab--tiny--step8") == {
         "model_class": "GPTNeoXForCausalLM",
-        "tables": "jackknife/tokens",
+        "tables": "jackknife",
         "num_parameters": str(sum(weight.numel() for weight in geometry.model.parameters())),
     }
-    table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
-    texts = table.pop("token")
-    assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts
-    pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     assert (
         tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8"
     ).exists()
@@ -139,7 +135,7 @@ def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, se
 def test_saving_changes_nothing(tmp_path):
     geometry, other = measured(batches=[0]), measured(batches=[0])
     before = copy.deepcopy(geometry.compute())
-    geometry.save(tmp_path, model="a", save_samples=True, token_tables=True)
+    geometry.save(tmp_path, model="a", save_samples=True)
     assert str(geometry.compute()) == str(before)
     for each in (geometry, other):
         with each.probe, torch.no_grad():
@@ -174,8 +170,6 @@ def test_what_holds_nothing_to_save_says_so(tmp_path):
     for each in (moments, sampled):
         with pytest.raises(ValueError, match="save_samples needs IntrinsicDimension or Anisotropy"):
             each.save(tmp_path / "new", model="a", save_samples=True)
-    with pytest.raises(ValueError, match="token_tables needs TokenMoments"):
-        moments.save(tmp_path / "new", model="a", token_tables=True)
     assert not (tmp_path / "new").exists()
 
 
@@ -226,7 +220,7 @@ def test_a_sweep_and_other_folders_are_refused(tmp_path):
 
 def saved_on_rank(rank, folder):
     geometry = measured(batches=range(rank, 5, WORLD_SIZE))
-    geometry.save(folder / "both", model="a", step=3, save_samples=True, token_tables=True)
+    geometry.save(folder / "both", model="a", step=3, save_samples=True)
     (folder / "file").touch()
     try:
         geometry.save(folder / "file", model="a")

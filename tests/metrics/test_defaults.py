@@ -190,7 +190,6 @@ def test_what_a_description_says_is_what_a_monitor_does():
     model = gpt_neox()
     few = describe(GeometryMonitor(), model, batch_size=2, seq_len=16)
     assert "TokenMoments" in few.metrics
-    assert few.exchange_bytes == 0
     with torch.device("meta"):
         large = gpt_neox(hidden_size=1024, vocab_size=100_000, num_hidden_layers=2)
     on_one = describe(GeometryMonitor(), large, batch_size=8, seq_len=1024, ranks=1)
@@ -200,13 +199,10 @@ def test_what_a_description_says_is_what_a_monitor_does():
     assert "in place of TokenMoments" in on_many.warnings[0]
     (lacking,) = on_one.warnings
     assert lacking.startswith("A measurement has too few rows for anisotropy (16,384).")
-    assert 0 < on_many.exchange_bytes < 2 * sum(on_many.metrics.values())
     assert max(on_one.device_bytes, on_many.device_bytes) <= 2**30
-    assert "by each of 64 ranks" in str(on_many)
     forced = GeometryMonitor(metrics=default_metrics)
     found = describe(forced, large, batch_size=8, seq_len=1024, ranks=64)
     assert "TokenMoments" in found.metrics
-    assert found.exchange_bytes > 2**31
     assert found.device_bytes > 2**30
     assert "That is more: choose fewer layers=" in found.warnings[-1]
 

@@ -1,17 +1,18 @@
 """Pictures for loggers while a model trains."""
 
 import io
-from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.drawing import FigureData
 from embedgeo.report import figures, live
 from embedgeo.results.records import Records
-from embedgeo.training.loggers import Adapter, Illustrations
+from embedgeo.training.loggers import Illustrations
 from tests.records import layer_records
 
 LAYERS = ("embed", "block.00", "block.01", "final_norm")
@@ -56,22 +57,19 @@ def test_pictures_of_a_long_run_are_of_few_steps_more_of_them_early(monkeypatch)
 
 @pytest.mark.parametrize(("count", "drawn"), [(3, [0, 1, 2]), (20, [0, 1, 3, 7, 15, 19])])
 def test_pictures_are_drawn_at_the_first_measurement_at_each_doubling_and_at_the_last(
-    monkeypatch, count, drawn
+    tmp_path, monkeypatch, count, drawn
 ):
     monkeypatch.setattr(
         live, "draw_pictures", lambda history, prefix: [(f"{prefix}.curves/M", (b"", 1, 1))]
     )
-    writer, illustrations, history = (
-        create_autospec(Adapter, instance=True),
-        Illustrations("geometry"),
-        [],
-    )
+    illustrations, history = Illustrations("geometry"), []
+    writer = SummaryWriter(str(tmp_path))
     for step in range(count):
         history += layer_records(step, layers=LAYERS[:1], metrics=["M"])
         illustrations.write([writer], history)
     illustrations.write([writer], history, last=True)
-    images = [call.args for call in writer.write_image.call_args_list]
-    assert images == [("geometry.curves/M", (b"", 1, 1), step) for step in drawn]
-    texts = [call.args[0] for call in writer.write_text.call_args_list]
-    assert texts.count("geometry/what the numbers mean") == 1
+    writer.flush()
+    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
+    assert [each.step for each in events.Images("geometry.curves/M")] == drawn
+    (_,) = events.Tensors("geometry/what the numbers mean/text_summary")
     illustrations.write([writer], [], last=True)  # a history that was cleared

@@ -8,7 +8,7 @@ import pytest
 
 from embedgeo.report import figures
 from embedgeo.report.runs import make_run, runs_of_records, with_baseline
-from embedgeo.report.story import stories, story
+from embedgeo.report.story import story
 
 
 def records_of(metric, step, error=nan, **values):
@@ -37,7 +37,6 @@ def test_a_sentence_says_where_a_number_began_turned_and_ended():
         "highest 0.900 ± 0.012 at step 100, 0.750 ± 0.012 at step 1,000 "
         "(0.65 at block.00 to 0.85 at block.01)."
     ]
-    assert stories([run]) == [("run", story(run))]
 
 
 def test_a_mean_is_the_one_on_record_or_there_is_none():
@@ -82,4 +81,4 @@ def test_lines_and_sentences_say_of_which_rows_they_are(b0, rows, value):
 
 @pytest.mark.parametrize("run", [run_of({4: 0.5}), run_of({0: 0.5, 8: 0.7}, metric="my_own")])
 def test_one_measurement_and_other_numbers_have_no_sentence(run):
-    assert stories([run]) == []
+    assert story(run) == []

@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_written_is_named():
     [
         (["lab/tiny", ".."], "step"),
         (["lab/tiny", "/runs/lab/tiny/"], "tiny"),
-        ([".."], "%2E%2E"),
+        ([".."], "%2E."),
         (["."], "other"),
         (["C:\\x y"], "C%3A%5Cx y"),
     ],

@@ -141,7 +141,9 @@ def test_a_history_beside_a_sweep_is_left_out_by_name(tmp_path):
 
 
 def test_where_there_is_nothing_or_what_is_there_is_damaged_that_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"load_results takes a folder .*x is none\."):
+    with pytest.raises(
+        FileNotFoundError, match=r"results must be in folders of runs; .*x is none\."
+    ):
         load_results(tmp_path / "x")
     (tmp_path / "x" / "checkpoints").mkdir(parents=True)
     for folder in (tmp_path, tmp_path / "x"):

@@ -84,7 +84,7 @@ def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
     torch.save({"model": model(0).state_dict(), "monitor": {"steps": 3}}, folder / "checkpoint.pt")
     rows = ids[:96].reshape(6, 16)
     np.save(tmp_path / "ids.npy", ids[:96])
-    left_out = ("--skip-first-positions", "3", "--ignore-token-ids", f"[{ids[5]}]")
+    left_out = ("--skip-first-positions", "3", "--ignore-token-ids", str(ids[5]))
     for source in (folder, folder / "checkpoint.pt"):
         (source.parent / "ids.npy").write_bytes((tmp_path / "ids.npy").read_bytes())
         sweep(capsys, source, *MAKE, *left_out)

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard import SummaryWriter
 
@@ -15,7 +14,7 @@ from embedgeo.report import live
 from embedgeo.report.runs import read_runs
 from embedgeo.results.events import custom_layout, event_contents
 from embedgeo.results.parquet import monitored_runs
-from embedgeo.training.loggers import Adapter, Illustrations, adapter_of
+from embedgeo.training.loggers import Illustrations, adapter_of
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import fit, moments
@@ -36,27 +35,35 @@ def drawings(monkeypatch):
     return drawn
 
 
-class Taker(Adapter):
-    """A logger that takes pictures and text, and may fail."""
+class Taker(SummaryWriter):
+    """A writer whose texts are kept, and that may fail."""
 
-    def __init__(self, error=None):
-        self.images, self.texts, self.error = [], [], error
+    def __init__(self, folder, error=None):
+        super().__init__(str(folder))
+        self.texts, self.error = [], error
 
-    def write_image(self, tag, picture, step):
+    def add_text(self, tag, markdown, step):
         if self.error:
             raise self.error
-        self.images.append((tag, picture, step))
-
-    def write_text(self, tag, markdown, step):
         self.texts.append((tag, step))
 
+    def images(self):
+        """Steps of the pictures, by tag."""
+        self.flush()
+        events = event_contents(self.log_dir)
+        return {tag: [each.step for each in events.Images(tag)] for tag in events.Tags()["images"]}
 
-class TakingLogger(Taker, DummyLogger):
-    """Lightning's logger that is its own adapter."""
 
-    def __init__(self, error=None):
-        DummyLogger.__init__(self)
-        Taker.__init__(self, error)
+class TakingLogger(TensorBoardLogger):
+    """Lightning's logger with such a writer."""
+
+    def __init__(self, folder, error=None):
+        super().__init__(folder)
+        self.taker = Taker(folder, error)
+
+    @property
+    def experiment(self):
+        return self.taker
 
 
 def test_nothing_is_drawn_where_no_logger_takes_pictures(tmp_path, drawings):
@@ -71,20 +78,19 @@ def test_nothing_is_drawn_where_no_logger_takes_pictures(tmp_path, drawings):
 
 
 def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path, drawings):
-    broken, taker = TakingLogger(ValueError("no room")), TakingLogger()
+    broken = TakingLogger(tmp_path / "broken", ValueError("no room"))
+    taker = TakingLogger(tmp_path / "taker")
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
     with pytest.warns(
         UserWarning,
-        match=r"takinglogger gets no more charts, text and pictures of .*ValueError: no room",
+        match=r"tensorboard gets no more charts, text and pictures of .*ValueError: no room",
     ) as found:
         fit(tmp_path, monitor, max_steps=3, logger=[CSVLogger(tmp_path), broken, taker])
     assert len([each for each in found if "no room" in str(each.message)]) == 1
-    assert {0, 3} <= {step for _, _, step in taker.images}
+    assert all({0, 3} <= {*steps} for steps in taker.experiment.images().values())
     assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="no room"):
-        Illustrations("geometry", on_error="raise").write(
-            [Taker(ValueError("no room"))], layer_records(0)
-        )
+        Illustrations("geometry", on_error="raise").write([broken.experiment], layer_records(0))
 
 
 def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, drawings):
@@ -100,10 +106,12 @@ def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, draw
     ]
 
 
-def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch, caplog):
+def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(
+    tmp_path, monkeypatch, caplog
+):
     caplog.set_level(logging.INFO, "lightning.pytorch")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    taker, illustrations, history = Taker(), Illustrations("geometry"), []
+    taker, illustrations, history = Taker(tmp_path), Illustrations("geometry"), []
     for step in range(3):
         history += layer_records(step)
         illustrations.write([taker], history)
@@ -111,7 +119,7 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     assert "matplotlib, which is not installed" in line
     assert "pip install 'embedgeo[report]'" in line
     assert taker.texts
-    assert not taker.images
+    assert not taker.images()
 
 
 def test_the_users_custom_scalars_are_kept(tmp_path):

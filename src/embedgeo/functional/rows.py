@@ -303,18 +303,12 @@ class Rows:
         kept = ids.on(x.device, "kept")
         x = x.reshape(-1, x.shape[-1])
         x = x if kept is None else x.index_select(0, kept)
-        if not times:
-            # one sum in the usual case
-            if math.isfinite(float(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))):
-                return cls(x, ids)
-            return cls._finite(x, ids)[0]
 
         def limit(norms: Tensor) -> Tensor:
             if largest is not None:
                 return norms.new_tensor(largest)
-            return (
-                times * norms.median() if len(norms) >= FEWEST_ROWS else norms.new_tensor(math.inf)
-            )
+            has_enough = times and len(norms) >= FEWEST_ROWS
+            return times * norms.median() if has_enough else norms.new_tensor(math.inf)
 
         # without a copy of all rows in float64
         norms = torch.cat([row_norms(x[:0]), *(row_norms(x[chunk]) for chunk in row_chunks(x))])
@@ -402,10 +396,6 @@ def select_rows(
             f"Build the metric with dim= the last dimension of the embeddings."
         )
     if isinstance(embeddings, Rows):
-        if not token_ids is mask is sequence_ids is None:
-            raise ValueError(
-                "Rows have their ids and no mask; got some beside them. Pass the rows alone."
-            )
         return embeddings
     if sequence_ids is None and x.ndim > 2:
         sequence_ids = sequence_numbers(x.shape[:-1])

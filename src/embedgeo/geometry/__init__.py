@@ -4,7 +4,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, nan
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -35,7 +35,6 @@ from embedgeo.capture.units import (
     require_word_ids,
 )
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed
 from embedgeo.functional.distributed import (
     Group,
     Meetings,
@@ -187,7 +186,7 @@ class Geometry:
         self.probe.detach()
         if error is not None:
             return
-        self._warn_of_silence(stacklevel=3)
+        self._warn_of_silence()
         num_rows = [metrics.num_rows for metrics in self._metrics.values()]
         if num_rows and not any(num_rows):
             warnings.warn(
@@ -230,7 +229,7 @@ class Geometry:
         values = dict[str, dict[str, float]]()
         records = self.records()
         if not records:
-            self._warn_of_silence(stacklevel=3)
+            self._warn_of_silence()
         for record in records:
             values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         return values
@@ -244,13 +243,6 @@ class Geometry:
 
         return pd.DataFrame(
             self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"]
-        )
-
-    def __repr__(self) -> str:
-        num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        return (
-            f"<Geometry of {type(self.model).__name__} at "
-            f"{listed([layer.name for layer in self.layers], 4)}: {num_rows} rows>"
         )
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
@@ -310,7 +302,6 @@ class Geometry:
         model: str,
         step: int | None = None,
         save_samples: bool = False,
-        token_tables: bool = False,
     ) -> None:
         """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo
         report`.
@@ -325,8 +316,6 @@ class Geometry:
             step: the number of optimizer steps that the weights have taken; None: they are no
                 step's, as a final model's.
             save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
-            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables
-                true`` does.
 
         Raises:
             ValueError: no name, one too long or a negative step, nothing was measured, or the
@@ -345,15 +334,6 @@ class Geometry:
             )
         samples = self.samples() if save_samples else None
         tables = self.layer_tables()
-        if token_tables:
-            # of words nobody has counted them
-            sizes = nan if self.settings["rows"] == "words" else 1.0
-            tables["tokens"] = self.token_tables().assign(num_tokens=sizes)
-            if not len(tables["tokens"]):
-                raise ValueError(
-                    "token_tables needs TokenMoments among the metrics, and token ids; there is "
-                    "none. Leave it out."
-                )
         inner = measured_model(self.model)
         facts = {
             "model_class": type(inner).__name__,
@@ -365,7 +345,6 @@ class Geometry:
             **self.settings,
             **self.origin_of_metrics(),
             "save_samples": save_samples,
-            "token_tables": token_tables,
         }
         failure: Exception | None = None
         if current_rank() == 0:
@@ -424,13 +403,11 @@ class Geometry:
         where = " inside `with embedgeo.observe(model) as geometry:`" * is_unread
         return f"no forward pass reached {names}{where}."
 
-    def _warn_of_silence(self, stacklevel: int) -> None:
-        """Warn of the `silent_layers`, once, where the user called: so many frames above."""
+    def _warn_of_silence(self) -> None:
+        """Warn of the `silent_layers`, once, where the user called."""
         if not self._warned_of_silence and (why := self.why_silent()):
             self._warned_of_silence = True
-            warnings.warn(
-                f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=stacklevel
-            )
+            warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""

@@ -51,10 +51,9 @@ def deviations(layer: MeasuredLayer) -> dict[str, Tensor]:
     """Deviations of the groups of the jackknife, by key, if there are any."""
     metrics = layer.metrics
     of_all = [each for each in metrics.whole.metrics if isinstance(each, GeometryMetric)]
-    of_ordinary = [each for each in metrics.ordinary.metrics if isinstance(each, GeometryMetric)]
     return {key: each for metric in of_all for key, each in metric.deviations.items()} | {
         without_massive(key): metric.deviations[key]
-        for metric in of_ordinary
+        for metric in metrics.ordinary.metrics
         for key in metric.keys_without_massive
         if key in metric.deviations
     }

@@ -113,7 +113,6 @@ _TERMS = {
             "anisotropy of batches",
             "mean over batches of rows",
             "Anisotropy as papers report it: batch by batch.",
-            follows="anisotropy",
         ),
         anisotropy_batch_std=Term(
             "spread of the anisotropy",

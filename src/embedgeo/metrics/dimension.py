@@ -53,7 +53,6 @@ _TERMS = {
             "within tokens.",
             ranges=True,
             is_scalar=True,
-            follows="intrinsic_dimension_between",
         ),
         intrinsic_dimension_within=Term(
             "dimension within tokens",
@@ -61,14 +60,12 @@ _TERMS = {
             "Dimension of the surface that the occurrences of one token lie on, from those in "
             "different sequences; it grows with the number of occurrences.",
             ranges=True,
-            follows="intrinsic_dimension",
         ),
         same_type_neighbors=Term(
             "neighbours of the same token",
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own token type. Where it is often, "
             "the intrinsic dimension of all rows says little of a surface.",
-            follows="intrinsic_dimension",
         ),
         same_type_neighbors_null=Term(
             "random neighbours of the same token",
@@ -81,7 +78,6 @@ _TERMS = {
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own sequence. Where it is often, the "
             "intrinsic dimension of all rows is that of single texts.",
-            follows="intrinsic_dimension",
         ),
         same_sequence_neighbors_null=Term(
             "random neighbours of the same text",
@@ -253,13 +249,12 @@ class IntrinsicDimension(GeometryMetric):
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
+        of_points = {
+            "intrinsic_dimension": rows.measured.get("n_points", rows.n),
+            "intrinsic_dimension_between": rows.value("n_points_between"),
+        }
         return {
-            **rows.simulated(
-                ("intrinsic_dimension",), _gaussian_twonn, rows.measured.get("n_points", rows.n)
-            ),
-            **rows.simulated(
-                ("intrinsic_dimension_between",), _gaussian_twonn, rows.value("n_points_between")
-            ),
+            **{key: rows.simulated(key, _gaussian_twonn, n) for key, n in of_points.items()},
             **{
                 f"same_{kind}_neighbors": rows.value(f"same_{kind}_neighbors_null")
                 for kind in ("type", "sequence")
@@ -387,10 +382,9 @@ def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
     return {infix: each for infix, each in by_infix.items() if None not in each}
 
 
-def _gaussian_twonn(n: int, dim: int) -> dict[str, float]:
+def _gaussian_twonn(n: int, dim: int) -> float:
     """Of n rows or the nearest power of 2, up to the 4096 of a batch."""
-    mean = _mean_twonn(min(round(math.log2(n)), 12), dim)
-    return {"intrinsic_dimension": mean, "intrinsic_dimension_between": mean}
+    return _mean_twonn(min(round(math.log2(n)), 12), dim)
 
 
 @cache

@@ -2,7 +2,7 @@
 from.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ _MOST, _WIDEST = 1e15, 1e6  # rows and width beyond which nothing is simulated
 
 @dataclass(frozen=True)
 class GaussianRows:
-    """Isotropic Gaussian embeddings of the number, width, size and token counts of those measured.
+    """Isotropic Gaussian embeddings of the number, width and size of those measured.
 
     Rows are drawn from N(0, Q/d · I), without regard to their tokens. Every array has an entry for
     each step and layer, NaN where something is unknown.
@@ -28,13 +28,11 @@ class GaussianRows:
         keys: the metrics whose baseline is asked for: what takes long is left out for others.
         measured: values of the embeddings themselves, by metric.
         widths: d of each layer.
-        counts: occurrences of each token type.
     """
 
     keys: frozenset[str]
     measured: Mapping[str, Array]
     widths: Array
-    counts: Array | None = None
 
     def value(self, key: str) -> Array:
         """Values measured of a metric."""
@@ -55,23 +53,17 @@ class GaussianRows:
         """The width d, of two rows or more."""
         return np.where(self.n >= 2, self.widths, np.nan)
 
-    def simulated(
-        self, keys: Iterable[str], simulate: Callable[[int, int], Mapping[str, float]], n: Array
-    ) -> dict[str, Array]:
-        """Values of the keys that are asked for, made once for each ``n`` and width; NaN where out
-        of reach.
+    def simulated(self, key: str, simulate: Callable[[int, int], float], n: Array) -> Array:
+        """Values of a key, made once for each ``n`` and width; NaN where out of reach, or where the
+        key is not asked for.
         """
-        wanted = self.keys.intersection(keys)
-        pairs = list(zip(n, self.dim, strict=True)) if wanted else []
+        pairs = list(zip(n, self.dim, strict=True))
         known = {
             (a, b): simulate(int(a), int(b))
-            for a, b in set(pairs)
+            for a, b in set(pairs if key in self.keys else ())
             if 3 <= a <= _MOST and 2 <= b <= _WIDEST
         }
-        return {
-            key: np.array([known[pair][key] if pair in known else np.nan for pair in pairs])
-            for key in wanted
-        }
+        return np.array([known.get(pair, np.nan) for pair in pairs])
 
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything

@@ -20,13 +20,11 @@ from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import story
 from embedgeo.report.summary import flag_lines, flags
 from embedgeo.report.verdicts import verdicts
-from embedgeo.results.files import replacing_contents, require_own
+from embedgeo.results.files import replacing_contents
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
 
 __all__ = ["write_report"]
-
-_MARK = '<meta name="generator" content="embedgeo report">'
 
 
 def write_report(
@@ -75,9 +73,6 @@ def write_report(
         references = read_references(reference, runs)
         comparison = verdicts(runs[0], runs[1], references) if len(runs) == 2 else None
         progress.remove_task(reading)
-        require_own(
-            out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
-        )
         try:
             with replacing_contents(out, "report") as new, style():
                 writer = FigureWriter(new / "figures")
@@ -86,7 +81,8 @@ def write_report(
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
                 found = [flags(run) for run in runs]
-                write_page(new / page.name, runs, panels, writer.plots, found, comparison)
+                told = [story(run) for run in runs]
+                write_page(new / page.name, runs, panels, writer.plots, found, told, comparison)
         except FileExistsError:
             raise
         except OSError as error:
@@ -97,8 +93,8 @@ def write_report(
             ) from error
     for sentence in comparison[0] if comparison else ():
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for run, of_run in zip(runs, found, strict=True):
-        for sentence in (*story(run), *flag_lines(of_run)):
+    for run, sentences, of_run in zip(runs, told, found, strict=True):
+        for sentence in (*sentences, *flag_lines(of_run)):
             line = f"{run.label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page

@@ -127,7 +127,7 @@ def heatmap(run: Run, metric: str) -> FigureData:
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
     low, high, extend = draw.colour_range(run.axis, table.to_numpy())
-    is_log = named.is_logarithmic(np.array([low, high]))
+    is_log = named.is_logarithmic(low, high)
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)

@@ -25,7 +25,6 @@ from embedgeo.glossary import in_order, term
 from embedgeo.report.blocks import ratios
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
-from embedgeo.report.story import stories
 from embedgeo.report.summary import WORDS, Flag, facts, origins, overview, unlike_settings
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
@@ -100,10 +99,12 @@ def write_page(
     panels: Iterable[tuple[str, Panel]],
     plots: Plots,
     found: Sequence[list[Flag]],
+    told: Sequence[list[str]],
     comparison: tuple[list[str], pd.DataFrame] | None = None,
 ) -> None:
     """Write ``index.html`` with panels, each under the title of its section, the numbers of their
-    figures and what flags were ``found`` in each run; of two runs it begins with their `verdicts`.
+    figures, and what flags were ``found`` in each run and what story is ``told`` of it; of two runs
+    it begins with their `verdicts`.
     """
     drawn = [(title, panel) for title, panel in panels if panel.groups]
     sections = [
@@ -154,7 +155,7 @@ def write_page(
         sections=[section for section in sections if section[0] != FIRST],
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
-        stories=stories(runs),
+        stories=[(run.label, each) for run, each in zip(runs, told, strict=True) if each],
         comparison=comparison,
         numbers=plots.json(),
         choices=plots.choices,

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from embedgeo.drawing import FigureData, resized
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report import comparison, figures
-from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel
+from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
 
@@ -37,7 +37,9 @@ def page_plan(
         metrics: the metrics to draw; none of them: all there are, and everything else.
     """
     is_whole = not metrics
-    drawn = in_order(metrics) if metrics else _drawn_metrics(runs)
+    drawn = in_order(metrics)
+    if is_whole:
+        drawn = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
@@ -67,15 +69,6 @@ def page_plan(
 def varying_metrics(runs: Sequence[Run]) -> list[str]:
     """The metrics that have several values in a run, in order."""
     return in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-
-
-def _drawn_metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that have figures, those that follow another one after it."""
-    metrics = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
-    for metric in [metric for metric in metrics if term(metric).follows in metrics]:
-        metrics.remove(metric)
-        metrics.insert(metrics.index(term(metric).follows) + 1, metric)
-    return metrics
 
 
 def _glance(runs: Sequence[Run], writer: FigureWriter, metrics: Sequence[str]) -> Panel:
@@ -118,20 +111,12 @@ def _groups(
     runs: Sequence[Run], writer: FigureWriter, draw: Callable[[Run], Iterable[FigureData]]
 ) -> list[Group]:
     """The figures of each run that has any, under its label if there are several."""
-    added: dict[str, list[PageFigure]] = {}
-    for run in runs:
-        label = run.label if len(runs) > 1 else ""
-        if of_run := [writer.add(data, label) for data in draw(run)]:
-            added[label] = of_run
-    are_single = max(map(len, added.values()), default=0) == 1
-    if len(added) < 2 or any(run.has_steps for run in runs) or not are_single:
-        return [*added.items()]
-    # final models with one figure each: in one group, where its text says whose a figure is
-    whose = [
-        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
-        for label, (figure,) in added.items()
+    labels = [run.label if len(runs) > 1 else "" for run in runs]
+    groups = [
+        (label, [writer.add(data, label) for data in draw(run)])
+        for label, run in zip(labels, runs, strict=True)
     ]
-    return [("", whose)]
+    return [group for group in groups if group[1]]
 
 
 def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
@@ -158,8 +143,6 @@ def _metric_figures(run: Run, metric: str) -> Iterator[FigureData]:
             yield figures.profile(run, metric)
         if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
-        if len(run.blocks) > 1:
-            yield comparison.compare_profiles([run], metric)
 
 
 def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:

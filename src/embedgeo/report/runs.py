@@ -18,14 +18,11 @@ from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.findings import MOVED
-from embedgeo.results.folder import SweepFolder, with_means
+from embedgeo.results.folder import SweepFolder, found_results, with_means
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
     MonitoredRun,
-    is_history,
-    monitored_runs,
-    read_table,
 )
 from embedgeo.results.records import MEANS, MODEL, is_of_model
 
@@ -324,16 +321,10 @@ def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.
 def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
-    counts = None
-    if of_types := run.tables.get("tokens"):
-        table = read_table(of_types[max(of_types)])
-        is_counted = (table["layer"] == table["layer"].min()) & (table["n"] >= 1)
-        counts = table.loc[is_counted, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
         keys=frozenset(run.metrics if metric is None else [metric, metric + WITHOUT_MASSIVE]),
         measured={str(name): column.to_numpy() for name, column in values.items()},
         widths=run.widths.to_numpy(),
-        counts=counts,
     )
     baseline = pd.DataFrame(baseline_values(rows), values.index, values.columns, dtype=float)
     return replace(run, baseline=drawable(baseline))
@@ -426,17 +417,10 @@ def read_folder(folder: Path) -> list[Run]:
     """The runs in a folder, each labelled by what tells it from the others, without baselines: see
     `with_baseline`.
     """
-    if not folder.is_dir() and not is_history(folder):
-        raise FileNotFoundError(f"results must be in folders of runs; {folder} is none.")
-    sweep = SweepFolder(folder)
-    is_swept = sweep.is_swept()
-    runs = list(_runs_of_sweep(sweep) if is_swept else map(_monitored, monitored_runs(folder)))
-    if not runs:
-        raise ValueError(
-            "report takes the folder of a sweep (checkpoints/*.parquet) or of a monitored run "
-            f"(history.parquet); {folder} holds no measurements of these kinds."
-        )
-    return runs
+    found = found_results(folder)
+    if isinstance(found, SweepFolder):
+        return [*_runs_of_sweep(found)]
+    return [*map(_monitored, found)]
 
 
 def _monitored(monitored: MonitoredRun) -> Run:
@@ -445,7 +429,7 @@ def _monitored(monitored: MonitoredRun) -> Run:
     return replace(
         run,
         settings=_settings(monitored.origin),
-        date=str(monitored.origin.get("date", "")),
+        date=monitored.origin.get("date", ""),
     )
 
 
@@ -469,8 +453,6 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
         asked["num_tokens"] = used  # all that the text has
     # a model may have fewer positions than were asked for by default
     asked |= {key: of_model[key] for key in ("seq_len", "begins_with") if key in of_model}
-    if "begins_with" not in of_model and asked.get("special_tokens") == "default":
-        asked["special_tokens"] = "document"  # alike for such a model
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):

@@ -1,6 +1,6 @@
 """The story of a run in words: a sentence on each headline number."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -21,12 +21,6 @@ def story(run: Run) -> list[str]:
     known = [metric for metric in headlines() if metric in run.values and run.has_steps]
     sentences = [sentence for metric in known for sentence in _sentences(run, metric)]
     return [*sentences, *standing_out(run)]
-
-
-def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The `story` of each run, by its label; of those that have one."""
-    every = [(run.label, story(run)) for run in runs]
-    return [(label, sentences) for label, sentences in every if sentences]
 
 
 def _sentences(run: Run, metric: str) -> Iterator[str]:

@@ -43,23 +43,15 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     require_extra("report", "load_results", "pandas", "pyarrow")
     import pandas as pd
 
-    from embedgeo.results.folder import SweepFolder
-    from embedgeo.results.parquet import SCHEMA, is_history, monitored_runs
+    from embedgeo.results.folder import SweepFolder, found_results
+    from embedgeo.results.parquet import SCHEMA
 
-    path = Path(folder).expanduser()
-    if not path.is_dir() and not is_history(path):
-        raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
-    sweep = SweepFolder(path)
-    if sweep.is_swept():
-        runs = [(run, sweep.with_means(frames)) for run, frames in sweep.runs().items()]
+    found = found_results(Path(folder).expanduser())
+    if isinstance(found, SweepFolder):
+        runs = [(run, found.with_means(frames)) for run, frames in found.runs().items()]
     else:
-        runs = [(run.name, run.records) for run in monitored_runs(path)]
+        runs = [(run.name, run.records) for run in found]
     tables = [records.assign(run=run) for run, records in runs]
-    if not tables:
-        raise ValueError(
-            "load_results takes the folder of a sweep (checkpoints/*.parquet) or of monitored runs "
-            f"(history.parquet); {path} holds no measurements of these kinds."
-        )
     table = pd.concat(tables, ignore_index=True).reindex(columns=["run", *SCHEMA.names])
     for name, unknown in (
         ("run", ""),

@@ -133,9 +133,10 @@ def replacing_contents(out: Path, command: str) -> Iterator[Path]:
     an earlier result stay there, as do links and folders.
 
     Raises:
-        FileExistsError: a file or a link in the place of an entry, or of one of an earlier list, is
-            none that the command wrote.
+        FileExistsError: the folder holds what no earlier run of the command wrote, also in the
+            place of an entry.
     """
+    _require_own(out, command)
     is_new = not out.exists()
     new = temporary_path(out / "new")
     marker = _marker(out, command)
@@ -194,10 +195,10 @@ def _exchange(new: Path, out: Path) -> None:
         raise
 
 
-def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
+def _require_own(out: Path, command: str) -> None:
     """Check that an output folder is new or empty, or holds an earlier result of the command."""
     is_empty = not out.is_dir() or all(path.name.startswith(_TEMPORARY) for path in out.iterdir())
-    if not is_empty and not is_earlier:
+    if not is_empty and not _marker(out, command).exists():
         raise FileExistsError(
             f"--out must be a new or empty folder, or an earlier {command}; {out} holds something "
             f"else."
@@ -231,7 +232,7 @@ def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
         FileExistsError: the folder holds what no earlier run of the command wrote.
     """
     marker = _marker(out, command)
-    require_own(out, command, is_earlier=marker.exists())
+    _require_own(out, command)
     there = _digests(out, names)
     _require_unchanged(out, command, _listed(marker), there)
     try:

@@ -15,7 +15,6 @@ from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -23,10 +22,19 @@ from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import DEFINITIONS
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
+from embedgeo.results.files import (
+    digest,
+    file_name,
+    remove_leftovers,
+    replacing,
+    require_writable,
+)
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
+    MonitoredRun,
+    is_history,
+    monitored_runs,
     read_metadata,
     read_records,
     read_table,
@@ -153,18 +161,6 @@ class SweepFolder:
         """Names of the checkpoints that are done."""
         return {path.stem for path in self.checkpoints.glob(_PARQUET)}
 
-    def is_swept(self) -> bool:
-        """Tell whether a checkpoint is done, with a warning where monitors' histories are, too."""
-        is_swept = bool(self.done())
-        histories = sorted(path.name for path in self.path.glob("history.*parquet"))
-        if is_swept and histories:
-            warnings.warn(
-                "a folder is read as a sweep's or as a monitored run's; "
-                f"{self.path} is both, and {listed(histories)} is not read. Give that file itself.",
-                stacklevel=3,
-            )
-        return is_swept
-
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
         path = self._file(name)
@@ -239,8 +235,7 @@ class SweepFolder:
             records = checkpoints[name].assign(series=series[name])
             if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
-            run = quote(titles[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
-            runs.setdefault(run, {})[name] = records
+            runs.setdefault(file_name(titles[name]) or "other", {})[name] = records
         for of_run in runs.values():
             for previous, name in pairwise(self.with_samples(of_run)):
                 derived_from = _derived_from(drift_file(self.path, name))
@@ -290,7 +285,7 @@ class SweepFolder:
             facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
             path = self.path / kind / f"{name}.parquet"
-            write_parquet(path, _with_texts(table), TABLES.get(kind))
+            write_parquet(path, table, TABLES.get(kind))
         facts = {**facts, _KINDS: "/".join(tables)}
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
@@ -366,6 +361,33 @@ class SweepFolder:
         return [each for each in (self._file(name), path, *others) if each.exists()]
 
 
+def found_results(path: Path) -> SweepFolder | list[MonitoredRun]:
+    """The sweep in a folder, with a warning where monitors' histories are, too; or else the
+    monitored runs there, or that of a history itself.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: there are no results.
+    """
+    if not path.is_dir() and not is_history(path):
+        raise FileNotFoundError(f"results must be in folders of runs; {path} is none.")
+    sweep = SweepFolder(path)
+    if sweep.done():
+        if histories := sorted(file.name for file in path.glob("history.*parquet")):
+            warnings.warn(
+                "a folder is read as a sweep's or as a monitored run's; "
+                f"{path} is both, and {listed(histories)} is not read. Give that file itself.",
+                stacklevel=3,
+            )
+        return sweep
+    if runs := monitored_runs(path):
+        return runs
+    raise ValueError(
+        "results are in the folder of a sweep (checkpoints/*.parquet) or of a monitored run "
+        f"(history.parquet); {path} holds no measurements of these kinds."
+    )
+
+
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
     return {name: version(name) for name in _PACKAGES if find_spec(name)}
@@ -390,14 +412,6 @@ def _deviations(path: Path | None) -> Deviations:
     table = pd.DataFrame() if path is None else read_table(path)
     groups: Any = table.groupby(["layer", "metric"])["deviation"] if len(table) else ()
     return {key: deviations.tolist() for key, deviations in groups}
-
-
-def _with_texts(table: pd.DataFrame) -> pd.DataFrame:
-    """A table in which a token type whose text nobody knows has its id for it."""
-    if "token_id" not in table:
-        return table
-    ids = table["token_id"].astype(str)
-    return table.assign(token=table.get("token", ids).fillna(ids))
 
 
 def _derived_from(path: Path) -> dict[str, str]:

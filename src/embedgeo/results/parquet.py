@@ -335,11 +335,10 @@ def _shape(records: pd.DataFrame, others: pd.DataFrame) -> set[tuple[str, int]]:
 
 
 class MonitoredRun(NamedTuple):
-    """A monitor's run: its name, its records, the history that holds them, their origin."""
+    """A monitor's run: its name, its records, their origin."""
 
     name: str
     records: pd.DataFrame
-    path: Path
     origin: dict[str, str]  # see `HistoryFile`
 
 
@@ -390,5 +389,5 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
         if prefix != "geometry":
             name = f"{name} {prefix}"
         named = _read_as(path, HISTORY).assign(model=origin.get("model", ""))
-        runs.append(MonitoredRun(name, named, path, origin))
+        runs.append(MonitoredRun(name, named, origin))
     return runs

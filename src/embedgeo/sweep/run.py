@@ -129,10 +129,7 @@ def _shortfall(settings: SweepSettings, text: ProbeText) -> str:
     what = f"sequences of {longest:,}" if settings.unit == "sequence" else "whole texts"
     notes = []
     if used < settings.num_tokens:
-        share = f" of a share of {settings.sample:g} (--sample)" if settings.sample < 1 else ""
-        notes.append(
-            f"{settings.num_tokens:,} tokens asked for, {used:,} used: {number} {what}{share}"
-        )
+        notes.append(f"{settings.num_tokens:,} tokens asked for, {used:,} used: {number} {what}")
     if text.num_cut:
         notes.append(
             f"{text.num_cut:,} of {number} {what} are cut to {longest:,} tokens (--seq-len)"

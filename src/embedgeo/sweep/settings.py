@@ -49,8 +49,7 @@ class SweepSettings:
             ``sequence``, of documents.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's
             ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them, of which a
-            decoder's sequences have those before a text, such as BOS. ``document``: as it adds them
-            to each document, before that is cut into sequences.
+            decoder's sequences have those before a text, such as BOS.
         count_special: what ``default`` puts before a decoder's text or sequence is rows, too; else
             it only gives context.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
@@ -128,7 +127,7 @@ class SweepSettings:
     min_words: int = 0
     max_words: int = 0
     sample: float = 1.0
-    special_tokens: Literal["none", "bos", "bos+eos", "default", "document"] = "default"
+    special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
     count_special: bool = False
     tokenizer: str | None = None
     tokens: str | None = None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import input_embedding, measured_model, unwrapped
+from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.iteration import require_model_class
@@ -191,18 +191,13 @@ def prepare_texts(
             if model is not None:
                 require_fit(model, text, fitted)
                 inner = measured_model(model)
-                kind = f"{model_name}: {type(inner).__name__}"
                 if text.begins_with.endswith("no row") and not loading.has_causal_head(
                     getattr(inner, "config", None)
                 ):
                     lines.append(
-                        f"{kind} is taken as a decoder: sequences begin with {text.begins_with}. "
-                        "If it is an encoder, give --special-tokens bos+eos"
-                    )
-                if inner is not unwrapped(model):
-                    lines.append(
-                        f"{kind} inside of {type(model).__name__} is run, and not the forward of "
-                        "what is around it"
+                        f"{model_name}: {type(inner).__name__} is taken as a decoder: sequences "
+                        f"begin with {text.begins_with}. If it is an encoder, give "
+                        "--special-tokens bos+eos"
                     )
     return texts, lines
 

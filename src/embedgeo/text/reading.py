@@ -82,15 +82,12 @@ def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
     """The lines of a file, or else whole lines together, as many letters as a document has."""
     opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        if path.exists() and not (path.is_file() or path.is_fifo()):
-            raise OSError("it is no file. Of a folder or a device, name files")
+        if path.exists() and not path.is_file():
+            raise OSError("it is no file. Of a folder, a device or a pipe, name files")
         with opened(path, "rt", encoding="utf-8-sig") as file:
             while piece := ("" if is_lines else file.read(_MOST_LETTERS)) + file.readline(
                 _MOST_LETTERS
             ):
-                # about every second one, where it is UTF-16 without a mark
-                if piece.count("\0") > len(piece) // 10:
-                    raise UnicodeError("it holds zero bytes, as text in UTF-16 does")
                 yield piece
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         remedy = " Convert it to UTF-8." if isinstance(error, UnicodeError) else ""
@@ -105,18 +102,15 @@ class Documents:
     needed; without paths, the built-in corpus.
 
     Files are plain text (a document each, or one every 16,777,216 letters) or ``.jsonl`` (a
-    document a line, in the field ``text``), also as ``.gz``; in UTF-8. A pipe is read to its end.
+    document a line, in the field ``text``), also as ``.gz``; in UTF-8.
     Of datasets, ``sha256`` is that of their addresses; of long files that of their beginning. Both
-    are ``is_streamed``. A pipe is kept, for it is read once.
+    are ``is_streamed``.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
-        files = [path if path.startswith(_PREFIX) else Path(path).expanduser() for path in paths]
         self._parts: list[Address | Path | list[str]] = [
-            parse_address(each)
-            if isinstance(each, str)
-            else ([*_read(each)] if each.is_fifo() else each)
-            for each in files
+            parse_address(path) if path.startswith(_PREFIX) else Path(path).expanduser()
+            for path in paths
         ] or [builtin_corpus()]
         self.is_streamed = any(isinstance(part, Address) for part in self._parts)
         parts = ([part.url] if isinstance(part, Address) else _of(part) for part in self._parts)

@@ -27,10 +27,8 @@ Token = Sequence[int]
 next word; -1 for a token of no word.
 """
 
-SpecialTokens = Literal["none", "bos", "bos+eos", "default", "document"]
-"""The special tokens around a text or sequence: by default, those that the tokenizer puts there;
-``document``: those around each document, before it is cut.
-"""
+SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
+"""The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
 
 
 class SpelledWords(NamedTuple):
@@ -67,12 +65,10 @@ def tokenize_joined(
     ``num_tokens`` in all.
 
     ``special_tokens`` are put around every sequence, inside its tokens. By default, these are an
-    encoder's own, and for a decoder those that the tokenizer puts before a text, such as BOS. With
-    ``document``, each document of a decoder is tokenized as the tokenizer does by itself. Words at
-    the ends of sequences are cut.
+    encoder's own, and for a decoder those that the tokenizer puts before a text, such as BOS. Words
+    at the ends of sequences are cut.
     """
-    by_document = special_tokens == "document" and not for_encoder
-    before, after = ([], []) if by_document else chosen_special_tokens(tokenizer, special_tokens)
+    before, after = chosen_special_tokens(tokenizer, special_tokens)
     if special_tokens == "default" and not for_encoder:
         after = []
     room = _room(seq_len, num_tokens, len(before) + len(after))
@@ -81,9 +77,7 @@ def tokenize_joined(
             f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}."
         )
     body = num_tokens // seq_len * room
-    encoded = _encoded(
-        documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words
-    )
+    encoded = _encoded(documents, tokenizer, body, in_all=True, with_words=with_words)
     sequences = cut_sequences(encoded, room, body).tolist()
     return _surrounded(sequences, before, after, tokenizer.decode if with_words else None)
 
@@ -106,9 +100,7 @@ def tokenize_texts(
     taken: list[list[Token]] = []
     num_cut = 0
     left = num_tokens
-    for tokens in _encoded(
-        texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words
-    ):
+    for tokens in _encoded(texts, tokenizer, room + 1, in_all=False, with_words=with_words):
         if tokens:
             left -= min(len(tokens), room) + num_special
             if left < 0:
@@ -154,7 +146,7 @@ def chosen_special_tokens(
     An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS; without BOS and ``[CLS]``, EOS is both, as
     in GPT-2.
     """
-    if special_tokens in ("default", "document"):
+    if special_tokens == "default":
         added = set(tokenizer.get_added_vocab().values())
         for text in chain("a", tokenizer.get_vocab()):  # of which one has a token of its own
             plain = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -199,7 +191,6 @@ def _encoded(
     num_tokens: int,
     *,
     in_all: bool,
-    with_special: bool,
     with_words: bool,
 ) -> Iterator[list[Token]]:
     """Tokens, at least the first ``num_tokens`` of each text, or of all
@@ -213,7 +204,7 @@ def _encoded(
     num_words = 0
     left = num_tokens
     for text in texts:
-        encoding = _beginning(text, tokenizer, left, with_special=with_special)
+        encoding = _beginning(text, tokenizer, left)
         token_ids = encoding["input_ids"]
         places = [-1] * len(token_ids)
         if with_words:
@@ -226,20 +217,18 @@ def _encoded(
                 return
 
 
-def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int, *, with_special: bool) -> Any:
+def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int) -> Any:
     """The tokens of a text, or of so much of it that the first ``num_tokens`` are those of the
     whole text.
     """
     size = _LETTERS_PER_TOKEN * (num_tokens + _TOKENS_BEFORE_CUT)
     while size < len(text):
         space = re.compile(r"\s").search(text, size, 2 * size)
-        encoding = tokenizer(
-            text[: space.start() if space else size], add_special_tokens=with_special
-        )
+        encoding = tokenizer(text[: space.start() if space else size], add_special_tokens=False)
         if len(encoding["input_ids"]) >= num_tokens + _TOKENS_BEFORE_CUT:
             return encoding
         size *= 4
-    return tokenizer(text, add_special_tokens=with_special)
+    return tokenizer(text, add_special_tokens=False)
 
 
 def _spell_words(texts: Iterable[Iterable[Token]], decode: Callable[..., str]) -> SpelledWords:

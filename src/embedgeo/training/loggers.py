@@ -37,30 +37,6 @@ _WANDB_STYLE = (
 )
 
 
-class Adapter:
-    """A logger that takes charts, text and pictures; a method that is not overridden does nothing.
-
-    It belongs to one monitor in one run, and is called on the rank that writes. An error ends its
-    work alone.
-    """
-
-    def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
-        """Lay out a chart for each of these metrics, with a line for each layer, at the first
-        measurement.
-
-        Args:
-            prefix: the monitor's.
-            metrics: their keys.
-            tag_start: is in front of the tags of scalars: "train/" in the Hugging Face Trainer.
-        """
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write a text: what the metrics mean, at the first measurement; what happened so far."""
-
-    def write_image(self, tag: str, picture: "Png", step: int) -> None:
-        """Write a picture when it is drawn."""
-
-
 @dataclass
 class Illustrations:
     """The charts, the text and the pictures of one monitor in one run.
@@ -74,11 +50,11 @@ class Illustrations:
     """
 
     prefix: str  # the monitor's
-    tag_start: str = ""  # as in `Adapter.write_charts`
+    tag_start: str = ""  # in front of the tags of scalars
     on_error: Literal["warn", "raise"] = "warn"
     pictures: bool = True  # are drawn
     scalars: Scalars = "headlines"  # that loggers get
-    _adapters: list[Adapter] = field(default_factory=list, init=False)
+    _adapters: list["TensorBoard | Wandb"] = field(default_factory=list, init=False)
     _num_measurements: int = field(default=0, init=False)
     _num_drawn: int = field(default=0, init=False)  # records
     _tells: bool = field(default=True, init=False)  # what happened
@@ -175,7 +151,7 @@ def _explanation(metrics: Iterable[str]) -> str:
     )
 
 
-class TensorBoard(Adapter):
+class TensorBoard:
     """The custom-scalars, text and image tabs of a ``SummaryWriter``."""
 
     def __init__(self, writer: Any) -> None:
@@ -201,7 +177,7 @@ class TensorBoard(Adapter):
         )
 
 
-class Wandb(Adapter):
+class Wandb:
     """Writes into the row that a run has open, which the next scalars end; the axis is the key of
     steps.
     """
@@ -287,12 +263,10 @@ def _log_in_open_row(run: Any, axis: str, step: int, values: Mapping[str, Any]) 
     run.log({**values, axis: step}, commit=False)
 
 
-def adapter_of(logger: Any, prefix: str) -> Adapter | None:
+def adapter_of(logger: Any, prefix: str) -> TensorBoard | Wandb | None:
     """The adapter of a logger that takes more than scalars, None of others; Lightning's own have
     one on rank zero alone. No logger's package is imported for this.
     """
-    if isinstance(logger, Adapter):
-        return logger
     if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
         return None
     writer = _summary_writer(logger)
