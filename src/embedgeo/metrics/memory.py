@@ -17,9 +17,9 @@ class Memory:
     """The most bytes that a measurement takes on a rank, those of the model apart."""
 
     metrics: Counter[str] = field(default_factory=Counter)  # of states, by the class of the metric
-    on_device: int = 0  # of states, while a forward pass may yet fail
+    on_device: int = 0  # of states
     on_host: int = 0  # of sampled rows
-    working: int = 0  # on the device beside states, of one layer, or of those that are exchanged
+    working: int = 0  # beside them: of one layer, and states before a pass, or those exchanged
     exchanged: int = 0  # of the states of all ranks' rows
     together: int = 1  # of states of layers that ranks exchange together, but for the last of these
 
@@ -65,6 +65,7 @@ def planned_memory(
     memory = Memory()
     united, most = 0, 0  # bytes on the device of the rows of all ranks: of all layers, and of one
     united_on_host = 0
+    before, before_on_host = 0, 0  # of states before a pass, which are gone when ranks exchange
 
     def of(metric: GeometryMetric, rows: int) -> tuple[int, int]:
         return state_bytes(metric, rows, min(num_types, rows))
@@ -82,8 +83,10 @@ def planned_memory(
             for rows, times in ((num_rows, copies), (of_group, copies * groups)):
                 on_device, on_host = of(metric, rows)
                 memory.metrics[name] += times * (on_device + on_host)
-                memory.on_device += min(num_passes, 2) * times * on_device
-                memory.on_host += min(num_passes, 2) * times * on_host
+                memory.on_device += times * on_device
+                memory.on_host += times * on_host
+                before += (num_passes > 1) * times * on_device
+                before_on_host += (num_passes > 1) * times * on_host
                 on_device, on_host = of(metric, rows * num_ranks)
                 of_layer += times * on_device // num_layers
                 united_on_host += times * on_host
@@ -95,10 +98,13 @@ def planned_memory(
             memory.working = max(memory.working, working)
         united += of_layer * num_layers
         most = max(most, of_layer)
+    exchanging, on_host = 0, 0
     if num_ranks > 1:
-        memory.working = max(memory.working, min(memory.exchanged, BUFFER_BYTES))
-        memory.together = max(1, budget - memory.peak - most)
+        exchanging = max(memory.working, min(memory.exchanged, BUFFER_BYTES))
+        memory.together = max(1, budget - memory.on_device - max(before, exchanging) - most)
         held = min(united, memory.together + most)
-        memory.working += held
-        memory.on_host += united_on_host * held // max(united, 1)
+        exchanging += held
+        on_host = united_on_host * held // max(united, 1)
+    memory.working = max(memory.working + before, exchanging)
+    memory.on_host += max(before_on_host, on_host)
     return memory
