@@ -308,9 +308,10 @@ def trained(*, measured):
             monitor = StepMonitor(model, mask=mask, on_error="raise", **options)
             stack.enter_context(monitor.step(0, batch))
             geometry = stack.enter_context(observe(model, **options))
-            stack.callback(geometry.reset)
-            stack.callback(geometry.compute)
         model(**batch, labels=batch["input_ids"]).loss.backward()
+    if measured:
+        geometry.compute()
+        geometry.reset()
     return random_state(), [weight.grad for weight in model.parameters()]
 
 
