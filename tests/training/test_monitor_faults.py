@@ -11,7 +11,6 @@ from typing import ClassVar
 from weakref import WeakSet
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -266,9 +265,8 @@ def test_a_file_system_that_is_lost_at_any_call_ends_no_training(tmp_path, monke
 
 
 def spoil(*tensors):
-    """Draw from global generators, and write into tensors."""
+    """Draw from the global generator, and write into tensors."""
     torch.rand(1)
-    np.random.rand()  # noqa: NPY002
     for each in tensors:
         each.zero_()
 
@@ -301,13 +299,12 @@ def spoiling(dim):
 def trained(*, measured):
     L.seed_everything(0, verbose=False)
     model, batch = gpt_neox(hidden_dropout=0.1), token_batch()
-    options = {"layers": "*.mlp", "metrics": spoiling}
     with ExitStack() as stack:
         if measured:
             mask = lambda batch: spoil(*batch.values()) or batch["input_ids"] == 0  # noqa: E731
-            monitor = StepMonitor(model, mask=mask, on_error="raise", **options)
+            monitor = StepMonitor(model, mask=mask, metrics=spoiling)
             stack.enter_context(monitor.step(0, batch))
-            geometry = stack.enter_context(observe(model, **options))
+            geometry = stack.enter_context(observe(model, "*.mlp", spoiling))
         model(**batch, labels=batch["input_ids"]).loss.backward()
     if measured:
         geometry.compute()

@@ -523,10 +523,3 @@ def test_a_step_without_with_is_told_once(num_steps):
         monitor.close()
     (told,) = of_monitors(caught)
     assert told.endswith("Write: with monitor.step(step, batch): …")
-
-
-def test_weights_that_are_nan_do_not_change_within_a_step():
-    model = nn.Sequential(nn.Linear(4, 4))
-    model[0].weight.data.fill_(torch.nan)
-    monitor = StepMonitor(model, 100, layers="*", **OPTIONS)
-    go_on(monitor, [0] * 60, lambda: None)
