@@ -18,7 +18,6 @@ from embedgeo.capture.calls import (
     every_module_called,
     first_float,
     first_input,
-    kept_random_states,
     kept_state,
     mode_restorer,
     set_eval_modes,
@@ -42,6 +41,7 @@ from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.glossary import headlines
+from embedgeo.random_states import kept_random_states
 from embedgeo.results.findings import MORE_ROWS, few_rows
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.plan import memory_sentences, sources_of_rows
@@ -123,10 +123,9 @@ def describe(
             f"{ranks}."
         )
     inner = measured_model(model)
-    with kept_random_states():
-        geometry = monitor.make_geometry(model)
     rows = monitor.plan(batch, ranks, (batch_size, seq_len))
     with kept_random_states(), kept_state(model), ExitStack() as kept:
+        geometry = monitor.make_geometry(model)
         kept.callback(mode_restorer(model))
         set_eval_modes(model)
         forward = _run(model, geometry.layers, batch)
@@ -143,7 +142,7 @@ def describe(
     bounds, memory = monitor.choose_metrics(geometry, seen, ranks, [each.width for each in layers])
     notes = memory_sentences(memory, monitor.max_bytes, bounds)[1:]
     width = max(forward.widths.values(), default=1)
-    own = [*map(type, geometry.make_metrics(width))]
+    own = geometry.make_metrics(width)
     keys = [key for key in headlines() if any(key in getattr(each, "terms", ()) for each in own)]
     lacking = few_rows(ranks * rows.on_rank, width, keys)
     few = [f"A measurement has too few rows for {lacking}. {MORE_ROWS}"] if lacking else []

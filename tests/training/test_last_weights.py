@@ -167,3 +167,12 @@ def test_a_mode_that_the_step_sets_is_that_of_the_last_weights():
         torch.manual_seed(0)
     assert not model.training
     assert value(monitor, 2, "block.00", "V") == value(monitor, 0, "block.00", "V")
+
+
+def test_weights_that_are_nan_are_measured_in_the_end(tmp_path):
+    module = WithoutDropout()
+    for weight in module.parameters():
+        weight.data.fill_(torch.nan)
+    monitor = GeometryMonitor(metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, module=module, max_steps=3)
+    assert steps(monitor) == [0, 3]

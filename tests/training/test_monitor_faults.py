@@ -6,6 +6,7 @@ import errno
 import io
 import math
 import os
+from contextlib import ExitStack
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -23,7 +24,7 @@ from embedgeo import (
     TokenMoments,
     observe,
 )
-from tests.models import NanoGPT, hooks, token_batch
+from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import loop, run_whole
 from tests.training.runs import (
     ANSWERS,
@@ -31,10 +32,12 @@ from tests.training.runs import (
     TinyLM,
     UserError,
     all_warnings,
+    assert_same_random_state,
     fit,
     loader,
     moments,
     of_monitors,
+    random_state,
     steps,
     value,
 )
@@ -259,3 +262,57 @@ def test_a_file_system_that_is_lost_at_any_call_ends_no_training(tmp_path, monke
     assert run.global_step == 4
     assert steps(monitor) == [0, 2, 4]
     assert len(of_monitors(caught)) <= 1
+
+
+def spoil(*tensors):
+    """Draw from the global generator, and write into tensors."""
+    torch.rand(1)
+    for each in tensors:
+        each.zero_()
+
+
+class Spoils(Answers):
+    """A user's metric that takes no care."""
+
+    def update(self, embeddings, **ids):
+        spoil(embeddings, *ids.values())
+
+    def compute(self):
+        spoil()
+        return {}
+
+    def reset(self):
+        spoil()
+        super().reset()
+
+
+class SpoilsRows(EmbeddingMoments):
+    def update_states(self, rows):
+        spoil(rows.embeddings, rows.ids.token_ids)
+
+
+def spoiling(dim):
+    spoil()
+    return [Spoils(None), SpoilsRows(dim)]
+
+
+def trained(*, measured):
+    L.seed_everything(0, verbose=False)
+    model, batch = gpt_neox(hidden_dropout=0.1), token_batch()
+    with ExitStack() as stack:
+        if measured:
+            mask = lambda batch: spoil(*batch.values()) or batch["input_ids"] == 0  # noqa: E731
+            monitor = StepMonitor(model, mask=mask, metrics=spoiling)
+            stack.enter_context(monitor.step(0, batch))
+            geometry = stack.enter_context(observe(model, "*.mlp", spoiling))
+        model(**batch, labels=batch["input_ids"]).loss.backward()
+    if measured:
+        geometry.compute()
+        geometry.reset()
+    return random_state(), [weight.grad for weight in model.parameters()]
+
+
+def test_what_a_user_draws_and_writes_changes_no_training():
+    (before, expected), (after, gradients) = trained(measured=False), trained(measured=True)
+    assert_same_random_state(before, after)
+    assert all(map(torch.equal, gradients, expected))

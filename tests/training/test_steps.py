@@ -512,3 +512,14 @@ def test_a_pass_of_averaged_weights_before_the_one_that_is_trained_does_not_leav
     monitor = StepMonitor(model, every_n_steps=1, **OPTIONS)
     go_on(monitor, range(2), taught, token_batch())
     assert value(monitor, 0, "block.00", "n") == 48
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_a_step_without_with_is_told_once(num_steps):
+    monitor = StepMonitor(gpt_neox(), 1, **OPTIONS)
+    with all_warnings() as caught:
+        for step in range(num_steps):
+            monitor.step(step)
+        monitor.close()
+    (told,) = of_monitors(caught)
+    assert told.endswith("Write: with monitor.step(step, batch): …")

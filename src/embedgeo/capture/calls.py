@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.torch_names import (
+    are_equal,
     changes,
     is_whole,
     local_part,
@@ -227,23 +228,6 @@ every_module_called = _Setting(_without_fast_path)
 """Context in which torch's transformer layers call their modules in passes without gradients."""
 
 
-@contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use,
-    GPUs) on exit.
-    """
-    python = random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
-    # reading their states initialises it
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-    try:
-        with torch.random.fork_rng(gpus, device_type="cuda"):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
 def set_eval_modes(model: nn.Module) -> None:
     """Put each module into eval mode by its attribute alone: its ``eval()`` may merge adapters into
     weights.
@@ -407,5 +391,5 @@ def _put_contents(value: Any, before: Any) -> None:
 
 
 def _put_values(tensor: Tensor, before: Tensor) -> None:
-    if not torch.equal(tensor, before):  # a backward pass may need an unchanged one's version
+    if not are_equal(tensor, before):  # a backward pass may need an unchanged one's version
         tensor.copy_(before)

@@ -32,6 +32,7 @@ from embedgeo.capture.forward_inputs import (
 )
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.torch_names import (
+    are_equal,
     has_gradients,
     in_backward,
     is_transformed,
@@ -130,11 +131,9 @@ def _require_state(
 
 def _are_same(one: Tensor | None, other: Tensor | None) -> bool:
     """Tell whether tensors may be one: they are not where those of one shape have other values."""
-    if one is None or other is None or one is other or one.shape != other.shape:
+    if one is None or other is None or one is other or DTensor in (type(one), type(other)):
         return True
-    if isinstance(one, DTensor) or isinstance(other, DTensor):
-        return True
-    return torch.allclose(one, other.to(one), 0, 0, equal_nan=True)
+    return one.shape != other.shape or are_equal(one, other.to(one))
 
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:

@@ -59,6 +59,11 @@ def version(tensor: Tensor) -> object:
     return None if tensor.is_inference() else getattr(tensor, "_version", object())
 
 
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Tell whether tensors of one dtype have the same shape and numbers, NaN in the same places."""
+    return one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, or of a flat parameter of FSDP; another tensor itself."""
     local: Tensor = getattr(tensor, "_local_tensor", getattr(tensor, "_local_shard", tensor))

@@ -30,7 +30,6 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.structure import (
     measured_model,
 )
@@ -47,6 +46,7 @@ from embedgeo.checkpoints.files import (
     weight_types,
 )
 from embedgeo.formatting import listed, reason
+from embedgeo.random_states import kept_random_states
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _OTHER_HEADS = re.compile("Classification|QuestionAnswering|MultipleChoice|RewardModel")

@@ -4,7 +4,7 @@ sequences.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from inspect import Parameter, signature
 from typing import Any
 
@@ -29,6 +29,7 @@ from embedgeo.metrics.base import (
     take_states_of_ranks,
 )
 from embedgeo.metrics.massive import MassiveRows
+from embedgeo.random_states import kept_random_states
 
 # makes the metrics of one layer, given the layer's width
 MetricFactory = Callable[[int], list[Metric]]
@@ -236,14 +237,13 @@ class LayerMetrics:
         # states made under it could not be added to outside of it
         with torch.inference_mode(False):
             for metric in self.with_copies:
-                metric.reset()
-                if metric.process_group is not None:
-                    metric.process_group = None  # one that a metric holds stays open
+                with named(metric):
+                    metric.reset()
+                metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
         self._kept = []
         metrics = self.whole.metrics
-        are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in metrics)
-        return metrics if are_own else []
+        return metrics if all(map(_is_own, metrics)) else []
 
     def _made(self) -> list[Any]:
         return self._prepared(made_metrics(self._make, self.dim), self.device)
@@ -252,8 +252,7 @@ class LayerMetrics:
         for metric in metrics:
             if metric.device != device:
                 metric.to(device)
-            if metric.process_group is not self.process_group:
-                metric.process_group = self.process_group
+            metric.process_group = self.process_group
             if isinstance(self.process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
                 metric.process_group = self.process_group.original
         return metrics
@@ -306,7 +305,8 @@ def _in_sync(metrics: Sequence[Any], group: Group) -> ExitStack:
 
 def made_metrics(make: MetricFactory, dim: int) -> list[Metric]:
     """The metrics that ``make`` makes for a width; TypeError if they are no list of metrics."""
-    made: object = make(dim)
+    with kept_random_states():
+        made: object = make(dim)
     if not isinstance(made, list | tuple) or not all(isinstance(each, Metric) for each in made):
         raise TypeError(
             f"metrics must make a list of torchmetrics metrics for any width; for {dim} it makes "
@@ -338,24 +338,30 @@ def require_num_groups(jackknife: int) -> None:
 
 @contextmanager
 def named(metric: Metric) -> Iterator[None]:
-    """Context for calls of a metric, a user's maybe: what they raise gets a note that names it."""
+    """Context for calls of a metric: what they raise gets a note that names it, and what a user's
+    draws changes no random state.
+    """
     try:
-        yield
+        with nullcontext() if _is_own(metric) else kept_random_states():
+            yield
     except Exception as error:
         error.add_note(f"in {type(metric).__name__}")
         raise
 
 
+def _is_own(metric: Metric) -> bool:
+    return type(metric).__module__.startswith("embedgeo.")
+
+
 def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
-    """Update a metric with a batch, as its ``update`` takes it."""
+    """Update a metric with a batch, as its ``update`` takes it; a user's may write into copies."""
     if type(metric).update is GeometryMetric.update:
-        metric.update(rows)
+        metric.update(rows if _is_own(metric) else deepcopy(rows))
         return
     kept = ids.on(hidden.device, "kept")
     if kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
     taken = signature(metric.update).parameters
-    takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in taken.values())
     known = {
         "token_ids": ids.on(hidden.device, "token_ids"),
         "sequence_ids": ids.on(hidden.device, "sequence_ids"),
@@ -363,6 +369,7 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
     arguments = {
         name: each.view(hidden.shape[:-1])
         for name, each in known.items()
-        if each is not None and (takes_all or name in taken)
+        if each is not None
+        and (name in taken or Parameter.VAR_KEYWORD in [one.kind for one in taken.values()])
     }
-    metric.update(hidden, **arguments)
+    metric.update(hidden.clone(), **deepcopy(arguments))

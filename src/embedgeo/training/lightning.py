@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embedgeo.capture.meshes import sequence_mesh
 from embedgeo.capture.structure import measured_model, unwrapped
+from embedgeo.capture.torch_names import are_equal
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded, run_inside
@@ -230,7 +231,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def _are_others(self) -> bool:
         """Tell whether other weights are in the place of those after the last batch."""
-        return not all(map(torch.equal, first_numbers(self._watched), self._left))
+        return not all(map(are_equal, first_numbers(self._watched), self._left))
 
     def _why_not_last(self, step: int) -> str:
         if self._are_moved or not self._are_others():

@@ -20,11 +20,11 @@ from uuid import uuid4
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import (
-    kept_random_states,
     kept_state,
     kept_weights,
     mode_restorer,
@@ -32,7 +32,7 @@ from embedgeo.capture.calls import (
 )
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
-from embedgeo.capture.torch_names import has_compiled
+from embedgeo.capture.torch_names import are_equal, has_compiled
 from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import (
@@ -56,6 +56,7 @@ from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics.defaults import default_metrics, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.metrics.memory import Memory, SeenRows
+from embedgeo.random_states import kept_random_states
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.findings import finding_lines
 from embedgeo.results.records import Record, Records, block_means
@@ -631,7 +632,7 @@ class Monitor(ABC):
     def _require_still_weights(self) -> None:
         """Raise ValueError, with nothing kept, if the weights have changed within a step."""
         before, self._numbers = self._numbers, first_numbers(self._watched)
-        if not all(map(torch.equal, before, self._numbers)):
+        if not all(map(are_equal, before, self._numbers)):
             self._detach()
             self._geometry, self._window_start = None, None
             self._last_batches = LastBatches(self.schedule.window)
@@ -661,8 +662,10 @@ class Monitor(ABC):
             )
         probe.attach()
         for name in ("token_ids", "mask", "word_ids"):
-            function = getattr(self, name)
-            setattr(probe, name, None if function is None else function(batch))
+            given = getattr(self, name)
+            if given is not None:  # a function, which may write into what it gets
+                given = given(apply_to_collection(batch, Tensor, torch.clone, allow_frozen=True))
+            setattr(probe, name, given)
 
     @_guarded
     def _detach(self) -> None:

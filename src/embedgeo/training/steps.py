@@ -87,6 +87,8 @@ class StepMonitor(Monitor):
         monitor.close()
     """
 
+    _num_bare = 0  # of the last calls of `step`: those without a `with`
+
     def __init__(
         self,
         model: nn.Module,
@@ -140,6 +142,7 @@ class StepMonitor(Monitor):
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
+        self._num_bare = 0
         is_first = self._run is None
         self._begin(step, batch)
         self._is_inside = True
@@ -172,8 +175,14 @@ class StepMonitor(Monitor):
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last
                 weights.
         """
+        self._warn_of_bare()
+        self._num_bare += 1
         # a tensor may be counted on in place
         return self._measured(index(step), batch)
+
+    def _warn_of_bare(self) -> None:
+        if self._num_bare == 1:  # of more, the second one has warned
+            self._warn("step measures nothing by itself. Write: with monitor.step(step, batch): …")
 
     def close(self, step: int | None = None) -> None:
         """End the run: complete the last measurement, measure the last weights, write the file;
@@ -187,6 +196,7 @@ class StepMonitor(Monitor):
                 the last `step`, or that one, if it has ended with an exception (on all ranks), or
                 no optimizer has changed the weights since it began.
         """
+        self._warn_of_bare()
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
