@@ -82,19 +82,22 @@ def test_where_seeds_were_not_measured_their_range_is_that_of_the_last_step_at_w
         assert "What another seed does is not known: give two runs of other seeds" in sentences[-1]
 
 
-def read_with_length(folder, length):
+def read_with(folder, length, token):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["asked"]["seq_len"] = length
+    manifest["text"] = {"sha256": "", "tokens_sha256": token}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_runs_that_are_measured_otherwise_are_not_compared(tmp_path):
     plain, other = (run_in(tmp_path / name) for name in ("plain", "other"))
-    read_with_length(plain, 64)
-    read_with_length(other, 32)
+    read_with(plain, 64, "a")
+    read_with(other, 32, "b")
     assert set(compare(plain, other)["verdict"]) == {"cannot be compared"}
     sentences, _ = verdicts(*read_runs([plain, other]), [])
-    assert sentences == ["These runs cannot be compared: they differ in sequence length."]
+    assert sentences == [
+        "These runs cannot be compared: they differ in sequence length, token ids."
+    ]
     with pytest.raises(ValueError, match="a reference must be measured like the runs"):
         compare(plain, plain, seeds=[other])
 
@@ -141,6 +144,10 @@ def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
     folder.write("step512", folder.read("step512").assign(stderr=np.nan), {"jackknife": unknown})
     assert row(*folders)["verdict"] == "no error known"
     folder.write("step512", records, {"jackknife": tables["plain"]})
+    for folder, token in zip(folders, "ab", strict=True):
+        read_with(folder, 64, token)
+    independent = [run.mean_errors("M_over_Q").iloc[-1, 0] for run in (first, second)]
+    assert row(*folders)["stderr"] == pytest.approx(np.hypot(*independent))
     same = row(folders[0], folders[0])
     assert (same["errors"], same["verdict"]) == (0.0, "does not differ")
     assert "does not differ, by 0 (0.0 standard errors)" in verdicts(first, first, [])[0][0]

@@ -29,8 +29,8 @@ def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path):
     assert (table["value"][:3] == -1.0).all()
 
 
-@pytest.mark.parametrize("again", ["step1", "step8"])
-def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(tmp_path, again):
+@pytest.mark.parametrize(("again", "has_failed"), [("step1", 0), ("step1", 1), ("step8", 0)])
+def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(tmp_path, again, has_failed):
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     for name in ("step1", "step8"):
         folder.write(name, folder.read(name), {"own": pd.DataFrame({"x": [1]})})
@@ -42,9 +42,12 @@ def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(tmp_path,
     assert b"cka_to_previous" in events.read_bytes()
     assert "cka_to_previous" in {*folder.runs()["tiny"]["step8"]["metric"]}
     records = folder.read(again)
-    folder.write(again, records.assign(value=records["value"] + 1))
+    if has_failed:
+        folder.write_failure(again, "it cannot be read")
+    else:
+        folder.write(again, records.assign(value=records["value"] + 1))
     folder.rebuild()
-    assert again not in folder.tables("own")
+    assert again not in (folder.runs()["tiny"] if has_failed else folder.tables("own"))
     assert "cka_to_previous" not in {*folder.runs()["tiny"]["step8"]["metric"]}
     assert b"cka_to_previous" not in events.read_bytes()
 

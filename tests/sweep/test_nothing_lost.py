@@ -80,11 +80,13 @@ def test_a_folder_of_another_run_is_another_model_under_the_same_relative_path(
 def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, printed):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(run, **options)
-    (run / "step2" / WEIGHTS).write_bytes(b"no weights")
-    for _ in range(2):
+    kept = checkpoint_files(2)[WEIGHTS]
+    for step, content, left in ((2, b"", [1]), (2, b"no", [1]), (1, b"", []), (2, kept, [2])):
+        (run / f"step{step}" / WEIGHTS).write_bytes(content)
         printed()
         assert sweep(run, **options) == 3
-        assert done_of(printed()) == "1 of 2 checkpoints done"
+        assert done_of(printed()) == f"{len(left)} of 2 checkpoints done"
+        assert pd.read_csv(options["out"] / "metrics.csv")["step"].unique().tolist() == left
 
 
 def test_a_configuration_that_was_replaced_is_measured_again_and_not_copied(

@@ -9,6 +9,7 @@ from torch import nn
 import embedgeo
 from embedgeo.checkpoints.loading import load_file
 from embedgeo.cli import main
+from embedgeo.results.folder import SweepFolder
 from tests.models import VOCABULARY, NanoGPT
 
 MAKE = ("--model-class", "tests.models:NanoGPT")
@@ -39,6 +40,14 @@ def model(step):
     with torch.random.fork_rng():
         torch.manual_seed(step)
         return NanoGPT()
+
+
+class GoesOn(NanoGPT):
+    """Its run saves its latest checkpoint over meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        torch.save({"model": model(3).state_dict(), "step": 3}, self.latest)
 
 
 class Wrapped(nn.Module):
@@ -76,6 +85,30 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
                 assert records[layer, key] == pytest.approx(float(values[key]), rel=1e-6)
         loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), inputs[:, 1:])
         assert records["model", "loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.* other steps than in their names")
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_file_that_is_saved_over_meanwhile_is_left_to_the_next_sweep(
+    tmp_path, ids, capsys, monkeypatch, is_copy
+):
+    first, latest = tmp_path / "run" / "step1.pt", tmp_path / "run" / "ckpt.pt"
+    first.parent.mkdir()
+    torch.save({"model": model(2).state_dict(), "step": 2}, latest)
+    torch.save({"model": model(1).state_dict()}, first)
+    if is_copy:
+        first.write_bytes(latest.read_bytes())
+    monkeypatch.setattr(GoesOn, "latest", latest, raising=False)
+    goes_on = ("--model-class", f"{__name__}:GoesOn")
+    said = sweep(capsys, first.parent, *goes_on, status=3)
+    assert "ckpt.pt was of step 2, and has been saved over with step 3. Sweep again." in said
+    folder = SweepFolder(tmp_path / "out")
+    assert folder.done() == {"step1.pt"}
+    for _ in range(2):
+        sweep(capsys, first.parent, *goes_on)
+        assert set(embedgeo.load_results(folder.path)["step"]) == {1, 3}
+        # as an earlier version has dated it
+        folder.write("ckpt.pt", folder.read("ckpt.pt").assign(step=2))
 
 
 def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):

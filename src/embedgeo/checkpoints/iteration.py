@@ -28,17 +28,20 @@ if TYPE_CHECKING:
 
 
 class Recorded(NamedTuple):
-    """The weights and the configuration that a checkpoint had when it was measured."""
+    """The weights, the configuration and the step that a checkpoint had when it was measured."""
 
     sha256: str
     state: str  # see `Checkpoint.weights_state`
     config: str  # see `Contents.config_digest`
+    step: int
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
-        """True if a checkpoint has both now; a revision on the Hub keeps what it had."""
+        """True if a checkpoint has these now; a revision on the Hub keeps what it had."""
         contents = checkpoint.contents if checkpoint.path else None
-        return self.sha256 == checkpoint.weights_sha256 and (
-            contents is None or contents.config_digest == self.config
+        return (
+            self.sha256 == checkpoint.weights_sha256
+            and self.step == checkpoint.step
+            and (contents is None or contents.config_digest == self.config)
         )
 
 
@@ -228,7 +231,8 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
                 )
         contents = checkpoint.read_contents(with_hashes=known is not None)
     except Exception as error:
-        if known is not None and is_local:  # it is gone: what was measured stays
+        # it is gone: what was measured stays
+        if known is not None and is_local and checkpoint.step == known.step:
             return replace(checkpoint, weights_sha256=known.sha256, weights_state=known.state)
         return replace(
             checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error)

@@ -45,6 +45,7 @@ _TOKENS = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])",
     re.IGNORECASE,
 )
+_SAYS_STEP = re.compile("step|iter", re.IGNORECASE)  # the file may hold another one
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
@@ -218,15 +219,17 @@ class Checkpoint:
 
         Raises:
             OSError: the Hub does not answer, or gives other files.
-            ValueError: files are damaged, weights are missing or misshapen, or code that comes
-                with the model is needed and not trusted.
+            ValueError: files are damaged, or saved over since they were listed; weights are missing
+                or misshapen; or code that comes with the model is needed and not trusted.
         """
         from embedgeo.checkpoints import loading  # which imports torch and transformers
 
         path = self.fetch()
         if path.is_file():
             assert self.model_class is not None
-            return loading.load_file(path, self.model_class, dtype=dtype).to(device)
+            loaded = loading.load_file(path, self.model_class, dtype=dtype).to(device)
+            self.require_step()
+            return loaded
         model = loading.load_model(
             path,
             self.contents or self.read_contents(),
@@ -236,6 +239,20 @@ class Checkpoint:
             offload_folder=offload_folder,
         )
         return model.to(device) if device_map is None else model
+
+    def require_step(self) -> None:
+        """Check that a file still holds the step that it was listed with: a run that goes on saves
+        its latest checkpoint over.
+        """
+        step = self.step
+        if self.path is not None and not _SAYS_STEP.search(self.path.stem):
+            with suppress(ValueError):  # a folder holds none, nor need a file
+                step = stored_step(self.path)
+        if step != self.step:
+            raise ValueError(
+                f"a file must be loaded as it was listed; {self.name} was of step {self.step}, and "
+                f"has been saved over with step {step}. Sweep again."
+            )
 
     def hashed(self) -> "Checkpoint":
         """The checkpoint with the digest of its weights, which are read where it is unknown."""
@@ -489,7 +506,7 @@ def _named_positions(model: str, paths: Iterable[Path]) -> dict[Path, Position]:
     differing = []
     for path in paths:
         if position := _named_position(path):
-            says_step = path.is_dir() or re.search("step|iter", path.stem.lower())
+            says_step = path.is_dir() or _SAYS_STEP.search(path.stem)
             try:
                 if (step := stored_step(path)) != position.step:
                     differing.append(f"{path.name} ({step})")

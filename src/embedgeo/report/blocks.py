@@ -21,47 +21,56 @@ _IDLE = 0.125  # of the least that another block does
 _NAMED = 3
 
 
-def ratios(run: Run) -> Iterator[pd.DataFrame]:
-    """The headlines and V of each block ÷ those of the block before, at the last step, without
-    massive rows: a row for each block but the first, and a column for each metric. Encoder and
-    decoder are apart, and sides of few blocks left out.
+def ratios(run: Run) -> Iterator[dict[str, pd.DataFrame]]:
+    """The headlines and V of each block ÷ those of the block before, without massive rows: of each
+    metric a row for each step, and a column for each block but the first. Encoder and decoder are
+    apart, and sides of few blocks left out.
     """
     metrics = [metric for metric in ("V", *headlines()) if metric in run.values]
     for side in run.blocks.values():
         blocks = [layer for layer in side if _BLOCK.search(layer)]  # not any other layers
         if len(blocks) >= _FEWEST and metrics:
-            of_blocks = {key: run.shown(key).table[blocks].iloc[-1] for key in metrics}
-            values = pd.DataFrame(of_blocks)
-            values = values.where(values > 0)
-            yield (values / values.shift()).iloc[1:]
+            tables = {key: run.shown(key).table[blocks] for key in metrics}
+            values = {key: table.where(table > 0) for key, table in tables.items()}
+            yield {key: (each / each.shift(axis=1)).iloc[:, 1:] for key, each in values.items()}
+
+
+def last_ratios(of_side: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Those at the last step: a row for each block, and a column for each metric, by its name."""
+    return pd.DataFrame({term(key).name: table.iloc[-1] for key, table in of_side.items()})
 
 
 def standing_out(run: Run) -> list[str]:
-    """A sentence on each block that stands out, three at most: the last step's.
+    """A sentence on each block that stands out, three at most.
 
-    A jump stands out that is more than 2.5 times the median of those at the other blocks, or less
-    by as much, and 6 of their spreads (median absolute deviations × 1.48) from it; the first two
-    blocks are not asked. A block stands out that changes each number by less than an eighth (on a
+    A ratio to the block before at the last step, or its change between two steps, stands out that
+    is more than 2.5 times the median of those at the other blocks, or less by as much, and 6 of
+    their spreads (median absolute deviations × 1.48) from it; the first two blocks are not asked. A
+    block stands out that changes each number at the last step by less than an eighth (on a
     logarithmic scale) of what any other block does to one.
     """
     at = f" at step {run.steps[-1]:,}" if run.has_steps and run.steps else ""
     found: dict[str, tuple[float, str]] = {}
     for of_side in ratios(run):
-        jumps: Any = np.log10(of_side)
-        for metric, each in jumps.items():
-            for block, jump in each.iloc[1:].items():
-                others = each.drop(block)
-                usual = others.median()
-                spread = 1.4826 * (others - usual).abs().median()
-                beyond = abs(jump - usual)
-                most, _ = found.get(str(block), (0.0, ""))  # of another number
-                if beyond > max(most, log10(_FACTOR), _SPREADS * spread):
-                    found[str(block)] = (
-                        beyond,
-                        f"{block} stands out{at}: {term(str(metric)).name} is {number(10**jump)} "
-                        "times that of the block before; at other blocks, as a rule, "
-                        f"{number(10**usual)} times.",
-                    )
+        for metric, of_steps in of_side.items():
+            jumps: Any = np.log10(of_steps)
+            name = term(metric).name
+            for block, (_, beyond, jump, usual) in _beyond(jumps.iloc[-1:]):
+                sentence = (
+                    f"{block} stands out{at}: {name} is {jump} times that of the block before; at "
+                    f"other blocks, as a rule, {usual} times."
+                )
+                found[block] = max(found.get(block, (0.0, "")), (beyond, sentence))
+            changes = jumps.diff().iloc[1:] if run.has_steps else jumps[:0]
+            for block, (i, beyond, change, usual) in _beyond(changes):
+                before, step = of_steps.index[i : i + 2]
+                sentence = (
+                    f"{block} stands out at step {step:,}: its {name} ÷ that of the block before "
+                    f"is {change} times what it was at step {before:,}; at other blocks, as a "
+                    f"rule, {usual} times."
+                )
+                found[block] = max(found.get(block, (0.0, "")), (beyond, sentence))
+        jumps = np.log10(last_ratios(of_side))
         largest = jumps.abs().max(axis=1).sort_values()
         idle, (most, least) = str(largest.index[0]), largest.iloc[:2]
         if most < _IDLE * least:
@@ -71,3 +80,19 @@ def standing_out(run: Run) -> list[str]:
                 f"times; each other block changes one by {number(10**least)} times or more.",
             )
     return [sentence for _, sentence in sorted(found.values(), reverse=True)[:_NAMED]]
+
+
+def _beyond(jumps: pd.DataFrame) -> Iterator[tuple[str, tuple[int, float, str, str]]]:
+    """Of each block that stands out: the row in which it does most, by how much, and there its
+    number and that of the others. The jumps are logarithms, of a column for each block.
+    """
+    for block in jumps.columns[1:]:
+        others = jumps.drop(columns=block)
+        usual = others.median(axis=1)
+        spread = 1.4826 * others.sub(usual, axis=0).abs().median(axis=1)
+        beyond = (jumps[block] - usual).abs()
+        beyond = beyond.where(beyond > (_SPREADS * spread).clip(lower=log10(_FACTOR)), 0)
+        if beyond.any():
+            i = int(beyond.argmax())
+            own, of_others = (number(10 ** each.iloc[i]) for each in (jumps[block], usual))
+            yield block, (i, beyond.iloc[i], own, of_others)

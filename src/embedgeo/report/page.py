@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import in_order, term
-from embedgeo.report.blocks import ratios
+from embedgeo.report.blocks import last_ratios, ratios
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import WORDS, Flag, facts, origins, overview, unlike_settings
@@ -143,9 +143,7 @@ def write_page(
         ],
         overview=overview(runs),
         blocks=[
-            (run.label, each.rename(columns=lambda key: term(key).name).map(number))
-            for run in runs
-            for each in ratios(run)
+            (run.label, last_ratios(of_side).map(number)) for run in runs for of_side in ratios(run)
         ],
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,

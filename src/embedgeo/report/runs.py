@@ -53,6 +53,7 @@ SETTINGS = {
     "seq_len": "sequence length",
     "num_tokens": "tokens",
     "begins_with": "sequences begin with",
+    "tokens_sha256": "token ids",
     "n": "number of rows",
 }
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
@@ -452,9 +453,9 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
     # a model may have fewer positions than were asked for by default
-    asked |= {key: of_model[key] for key in ("seq_len", "begins_with") if key in of_model}
-    if "text_sha256" in asked:
-        asked["text_sha256"] = asked["text_sha256"][:8]
+    own = "seq_len", "begins_with", "tokens_sha256"
+    asked |= {key: of_model[key] for key in own if key in of_model}
+    asked |= {key: asked[key][:8] for key in ("text_sha256", "tokens_sha256") if key in asked}
     if files := manifest.get("text_files", []):
         asked["text_files"] = listed([Path(file).name for file in files], 2)
     versions = manifest.get("versions", {})

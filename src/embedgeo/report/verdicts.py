@@ -69,7 +69,7 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
     """The table of `compare`."""
     rows = []
     unlike = _unlike(a, b)
-    paired = _paired_errors(a, b)
+    paired = pd.DataFrame() if unlike else _paired_errors(a, b)
     for metric in headlines():
         if metric not in a.values or metric not in b.values:
             continue

@@ -47,6 +47,7 @@ from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
 _PARQUET = "[!.]*.parquet"
+_TEXT = "[!.]*.txt"
 _DERIVED = "derived_from"  # in the metadata of what is made of records
 _KINDS = "tables"  # in the metadata of records: other files in the folder are not ours
 _OWN_EVENTS = re.compile(rf"{re.escape(EVENTS)}\d{{12,}}\.(?P<name>.+)")
@@ -61,7 +62,7 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment; `open` makes the folder.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the
-      checkpoint is done.
+      checkpoint is done, unless it has failed since, with other weights.
     - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
       the records; so is ``samples/<name>.safetensors``, where asked for.
     - ``drift/<name>.parquet``: what ``embedgeo drift`` has found in the samples. They carry the
@@ -158,8 +159,9 @@ class SweepFolder:
         return manifest
 
     def done(self) -> set[str]:
-        """Names of the checkpoints that are done."""
-        return {path.stem for path in self.checkpoints.glob(_PARQUET)}
+        """Names of the checkpoints that are done, without those that were replaced and failed."""
+        written, failed = self.checkpoints.glob(_PARQUET), self.failed.glob(_TEXT)
+        return {path.stem for path in written} - {path.stem for path in failed}
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
@@ -206,9 +208,7 @@ class SweepFolder:
 
     def failures(self) -> dict[str, str]:
         """Reasons why checkpoints failed, by name."""
-        return {
-            path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))
-        }
+        return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob(_TEXT))}
 
     def runs(self) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps,
@@ -302,14 +302,15 @@ class SweepFolder:
         """
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
-        seen: set[str] = set()
+        seen: set[str] | None = None
         while (done := self.done()) != seen:  # other processes may finish checkpoints meanwhile
             seen = done
             runs = self.runs()
             if csv:
                 with replacing(self.path / "metrics.csv") as temporary:
                     frames = [records for run in runs.values() for records in run.values()]
-                    write_csv(pd.concat(frames, ignore_index=True), temporary, index=False)
+                    records = pd.concat(frames or [pd.DataFrame(columns=SCHEMA.names)])
+                    write_csv(records, temporary, index=False)
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
@@ -323,7 +324,7 @@ class SweepFolder:
                 path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
                 wanted[name] = path
                 # an event file has the time of what it was made of, whatever the clocks say
-                changed = max(file.stat().st_mtime_ns for file in self._sources(name))
+                changed = max(file.stat().st_mtime_ns for file in self._measured_files(name))
                 if not path.exists() or path.stat().st_mtime_ns != changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
@@ -348,17 +349,10 @@ class SweepFolder:
         """The records of a checkpoint, and those of its drift as long as they are of these."""
         path = drift_file(self.path, name)
         derived_from = _derived_from(path)
-        is_current = derived_from and all(
-            self._file(each).exists() and digest(self._file(each)) == own
-            for each, own in derived_from.items()
+        is_current = derived_from.keys() <= self.done() and all(
+            digest(self._file(each)) == own for each, own in derived_from.items()
         )
-        return [self._file(name), path] if is_current else [self._file(name)]
-
-    def _sources(self, name: str) -> list[Path]:
-        """The files on which the events of a checkpoint depend."""
-        path = drift_file(self.path, name)
-        others = [self._file(each) for each in _derived_from(path)]
-        return [each for each in (self._file(name), path, *others) if each.exists()]
+        return [self._file(name), path] if derived_from and is_current else [self._file(name)]
 
 
 def found_results(path: Path) -> SweepFolder | list[MonitoredRun]:

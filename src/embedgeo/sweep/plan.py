@@ -16,7 +16,7 @@ class SweepPlan(NamedTuple):
 
     checkpoints: Sequence[Checkpoint]
     done: Collection[str]  # names of those whose records are of what they have now
-    # names of those measured with other weights, or another configuration, than are there now
+    # names of those measured with other weights, configuration or step than are there now
     replaced: Collection[str]
 
     @property
@@ -58,9 +58,11 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
 
 
 def _recorded(folder: SweepFolder, name: str) -> Recorded:
-    sha256 = str(folder.read(name)["weights_sha256"].iloc[0])  # which checks the file
+    first = folder.read(name).iloc[0]  # which checks the file
     facts = folder.facts(name)
-    return Recorded(sha256, facts.get("files", ""), facts.get("config", ""))
+    return Recorded(
+        first["weights_sha256"], facts.get("files", ""), facts.get("config", ""), first["step"]
+    )
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, str]:

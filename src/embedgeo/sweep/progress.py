@@ -120,6 +120,7 @@ class Sweep:
         if original not in self.folder.done() or checkpoint.contents is None:
             return None
         with suppress(Exception):  # then it is measured
+            checkpoint.require_step()
             records = self.folder.read(original)
             is_same = records["weights_sha256"].iloc[0] == checkpoint.weights_sha256
             facts = self.folder.facts(original)
