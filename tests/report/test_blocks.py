@@ -50,11 +50,12 @@ def test_layers_that_are_no_blocks_are_not_asked():
     assert named(layers="hidden_states") == named(layers=["*.attention", "*.mlp"]) == []
 
 
-def run_of(values, metric="V"):
+def run_of(*of_steps, metric="V"):
     records = [
         {**each, "layer_index": i}
+        for step, values in enumerate(of_steps, 8)
         for i, value in enumerate(values)
-        for each in layer_records(8, value, layers=[f"block.{i:02}"], metrics=[metric])
+        for each in layer_records(step, value, layers=[f"block.{i:02}"], metrics=[metric])
     ]
     (run,) = runs_of_records(pd.DataFrame(records))
     return run
@@ -78,4 +79,16 @@ def test_three_blocks_at_most_are_named_the_one_that_stands_out_most_first():
 
 
 def test_undefined_and_negative_values_are_not_asked():
-    assert standing_out(run_of([1.0, float("nan"), -1.0, 2.0, 2.2, 2.4], "mean_cosine")) == []
+    values = [1.0, float("nan"), -1.0, 2.0, 2.2, 2.4]
+    assert standing_out(run_of(values, values[::-1], metric="mean_cosine")) == []
+
+
+def test_a_block_that_changes_between_two_steps_as_no_other_does_is_named():
+    """Blocks after it change with it, and what all do is no block's own."""
+    start = torch.tensor([1.0, 1.5, 2.0, 2.2, 2.6, 3.2]).double()
+    later = start * torch.tensor([3, 6, 12, 80, 170, 330.0])
+    (sentence,) = standing_out(run_of(*(x.tolist() for x in (start, start * 1.1, later, later))))
+    assert sentence == (
+        "block.03 stands out at step 10: its V ÷ that of the block before is 6.667 times what it "
+        "was at step 9; at other blocks, as a rule, 2 times."
+    )
