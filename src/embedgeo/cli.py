@@ -108,8 +108,7 @@ def report(
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
-            at equal tokens where all know them, else at equal steps. They must be measured on the
-            same text, with the same rows and settings.
+            at equal steps. They must be measured on the same text, with the same rows and settings.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report

@@ -1,6 +1,4 @@
-"""Earlier runs beside others in a report: the range of their means over blocks, at equal tokens or
-steps.
-"""
+"""Earlier runs beside others in a report: the range of their means over blocks, at equal steps."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
@@ -66,7 +64,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     named = term(metric)
     for name, mean in run.means(metric).items():
         earlier = [each for each in references if name in each.means(metric)]
-        curves, unit = _earlier_means(run, metric, name, earlier)
+        curves = _earlier_means(run, metric, name, earlier)
         low, high = curves.min(), curves.max()
         if low.isna().all():
             continue
@@ -87,42 +85,24 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         labels = listed([each.label for each in earlier], 4)
         text = (
             f"{str(name).capitalize()}: {trend(mean)} Grey: {len(earlier)} earlier ({labels}), "
-            f"mean over blocks, at equal {unit}; within it at {mean.between(low, high).sum()} of "
+            f"mean over blocks, at equal steps; within it at {mean.between(low, high).sum()} of "
             f"{(low.notna() & mean.notna()).sum()} steps."
         )
         part = f"-{str(name).replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)
 
 
-def _earlier_means(
-    run: Run, metric: str, name: Hashable, earlier: Sequence[Run]
-) -> tuple[pd.DataFrame, str]:
-    """A mean over blocks, by its name, of earlier runs (rows) at the steps of a run (columns); and
-    what is equal there, ``"tokens"`` or ``"steps"``.
+def _earlier_means(run: Run, metric: str, name: Hashable, earlier: Sequence[Run]) -> pd.DataFrame:
+    """A mean over blocks, by its name, of earlier runs (rows) at the steps of a run (columns).
 
     Between two of its steps an earlier run is taken to be on the line through both, over log(1 +
     step). Elsewhere it is NaN.
     """
-    own = _tokens(run)
-    are_tokens = len(own) > 1 and all(len(_tokens(each)) > 1 for each in earlier)
     at = np.log1p(np.array(run.steps, dtype=float))
     curves = []
     for each in earlier:
-        curve = each.means(metric)[name]
-        steps = np.array(curve.index, dtype=float)
-        if are_tokens:
-            seen = _tokens(each)
-            tokens = np.interp(steps, seen.index, seen)
-            steps = np.interp(tokens, own, own.index, left=np.nan, right=np.nan)
-        known = curve.notna() & np.isfinite(steps)
-        if known.any():
-            x = np.log1p(steps[known])
-            curves.append(np.interp(at, x, curve[known], left=np.nan, right=np.nan))
-    columns = pd.Index(run.steps, name="step")
-    return pd.DataFrame(curves, columns=columns), "tokens" if are_tokens else "steps"
-
-
-def _tokens(run: Run) -> pd.Series:
-    """Tokens seen by step, as far as they are known, ascending."""
-    seen = run.of_model("tokens_seen")
-    return seen[seen.diff().fillna(1) > 0]
+        curve = each.means(metric)[name].dropna()
+        if len(curve):
+            x = np.log1p(np.array(curve.index, dtype=float))
+            curves.append(np.interp(at, x, curve, left=np.nan, right=np.nan))
+    return pd.DataFrame(curves, columns=pd.Index(run.steps, name="step"))
