@@ -63,9 +63,8 @@ def doctor(
     Nothing is trained, and no weights are downloaded.
 
     Args:
-        source: a repository on the Hub or a local folder, of which only ``config.json`` is read; or
-            a function or class that makes the model, as ``package.module:make_model`` (the working
-            directory is searched, too).
+        source: a repository on the Hub or a local folder, of which only ``config.json`` is read.
+            `embedgeo.describe` takes a model of your own.
         layers: as for ``sweep``.
         batch_size: sequences of an optimizer step on one rank.
         seq_len: tokens in a sequence; default: 512, or as many as the model has positions.
