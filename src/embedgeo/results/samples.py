@@ -16,8 +16,6 @@ from embedgeo.results.files import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1  # of the file's schema
-
 _NUMBERING = (
     "position among the rows that count (not masked), in the order in which one process sees the "
     "batches"
@@ -77,22 +75,21 @@ def write_sample(
     """Write `sample_file`, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
 
     Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``,
-    ``revision``, ``step``, ``layers`` in forward order with their ``n`` and the ``dtype`` of their
-    rows, and what ``row_numbers`` are.
+    ``revision``, ``step``, ``layers`` in forward order with their ``n``, and what ``row_numbers``
+    are.
     """
     from safetensors.torch import save_file
 
     tensors = {}
     layers = {}
     for layer, kept in sample.items():
-        dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
-        layers[layer] = {"n": kept.n, "dtype": dtype}
+        layers[layer] = {"n": kept.n}
         by_key = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
         tensors.update(
             {key: tensor.contiguous() for key, tensor in by_key.items() if tensor is not None}
         )
     metadata = {
-        "version": VERSION,
+        "version": 1,
         "model": checkpoint["model"],
         "revision": checkpoint["revision"],
         "step": int(checkpoint["step"]),
@@ -113,12 +110,6 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
     try:
         with safe_open(path, "pt") as file:
             metadata = json.loads((file.metadata() or {})["embedgeo"])
-            if metadata["version"] != VERSION:
-                raise ValueError(
-                    f"{path} must have version {VERSION} of the schema; it has "
-                    f"{metadata['version']}. Read it with the "
-                    "version of embedgeo that wrote it, or measure again, into another folder."
-                )
             tensors = {
                 key: file.get_slice(key)[:most]
                 if key.rpartition("/")[-1] in _OF_ROWS
@@ -150,7 +141,7 @@ def load_sample(folder: str | os.PathLike[str], name: str) -> SavedSample:
     Raises:
         FileNotFoundError: there is no such sample.
         ImportError: safetensors is not installed.
-        ValueError: the file is damaged, or of another version of the schema.
+        ValueError: the file is damaged.
     """
     require_extra("report", "load_sample", "safetensors")
     file = sample_file(Path(folder), name)
