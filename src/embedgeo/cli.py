@@ -113,8 +113,6 @@ def report(
     from embedgeo.report import write_report
 
     chosen = [key for entry in metrics for key in entry.split(",") if key]
-    if metrics and not chosen:
-        raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
     print(write_report(folders, out, chosen, earlier))
 
