@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report.reference import before_band, read_references
+from embedgeo.report.reference import before_band, require_like
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import make_sweep
@@ -33,7 +33,9 @@ def own(tmp_path_factory):
 def behind(folder, *references):
     """The run in a folder, and earlier ones that it can be compared with."""
     runs = read_runs([folder])
-    return runs[0], read_references(references, runs)
+    earlier = read_runs(references)
+    require_like(earlier, runs)
+    return runs[0], earlier
 
 
 def block_mean(run, metric):

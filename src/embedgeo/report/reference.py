@@ -1,7 +1,6 @@
 """Earlier runs beside others in a report: the range of their means over blocks, at equal steps."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import listed
 from embedgeo.glossary import term
 from embedgeo.report.figures import trend
-from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.runs import Run
 
 REFERENCE_TEXT = (
     "The mean over blocks of each run, in black, before the range of those of earlier runs, in "
@@ -21,18 +20,6 @@ REFERENCE_TEXT = (
 
 _COLOUR = "#7a7a7a"
 IGNORED = {"torch"}  # of the settings: numbers do not depend on it but by rounding
-
-
-def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
-    """Earlier runs of folders, to stand behind others.
-
-    Raises:
-        ValueError: one of them was not measured at several steps, or not on the text, the rows and
-            by the definitions of the others.
-    """
-    references = read_runs(folders)
-    require_like(references, runs)
-    return references
 
 
 def require_like(references: Sequence[Run], runs: Sequence[Run]) -> None:
