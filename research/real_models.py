@@ -53,7 +53,7 @@ def swept(out: Path, options: Sequence[str]) -> pd.DataFrame:
     of_layers = records[records["layer_index"] >= 0]
     values = of_layers.pivot(index=["layer_index", "layer"], columns="metric", values="value")
     (file,) = (out / "samples").glob("*.safetensors")
-    layers = load_sample(file).layers.items()
+    layers = load_sample(out, file.stem).layers.items()
     largest = {name: int(each.rows.float().var(0).argmax()) for name, each in layers}
     loss = records.loc[records["metric"] == "loss", "value"]
     return values.assign(

@@ -2,7 +2,9 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -30,12 +32,14 @@ def checkpoint_tables(
     A checkpoint with the weights of an earlier one has the numbers of that one.
     """
     options.out.mkdir(parents=True, exist_ok=True)
-    for checkpoint in embedgeo.iter_checkpoints(options.model, options.steps, evict=True):
+    for checkpoint in embedgeo.iter_checkpoints(options.model, options.steps):
         file = options.out / f"{checkpoint.name}.parquet"
         original = options.out / f"{checkpoint.duplicate_of}.parquet"
         if not file.exists():
             is_known = checkpoint.duplicate_of is not None and original.exists()
-            table = pd.read_parquet(original) if is_known else measure(checkpoint)
+            with TemporaryDirectory() as cache:  # of what is downloaded
+                fetched = replace(checkpoint, cache=Path(cache))
+                table = pd.read_parquet(original) if is_known else measure(fetched)
             unfinished = file.with_suffix(".part")
             table.assign(step=checkpoint.step).to_parquet(unfinished)
             unfinished.rename(file)

@@ -63,9 +63,8 @@ def doctor(
     Nothing is trained, and no weights are downloaded.
 
     Args:
-        source: a repository on the Hub or a local folder, of which only ``config.json`` is read; or
-            a function or class that makes the model, as ``package.module:make_model`` (the working
-            directory is searched, too).
+        source: a repository on the Hub or a local folder, of which only ``config.json`` is read.
+            `embedgeo.describe` takes a model of your own.
         layers: as for ``sweep``.
         batch_size: sequences of an optimizer step on one rank.
         seq_len: tokens in a sequence; default: 512, or as many as the model has positions.
@@ -108,15 +107,12 @@ def report(
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
-            at equal tokens where all know them, else at equal steps. They must be measured on the
-            same text, with the same rows and settings.
+            at equal steps. They must be measured on the same text, with the same rows and settings.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
 
     chosen = [key for entry in metrics for key in entry.split(",") if key]
-    if metrics and not chosen:
-        raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
     print(write_report(folders, out, chosen, earlier))
 

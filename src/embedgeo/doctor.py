@@ -31,12 +31,7 @@ from embedgeo.capture.structure import (
 )
 from embedgeo.capture.torch_names import meta_values
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.loading import (
-    described_model,
-    import_function,
-    make_model,
-    stated_positions,
-)
+from embedgeo.checkpoints.loading import described_model, stated_positions
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
@@ -258,13 +253,8 @@ def usual_length(model: nn.Module) -> int:
 
 
 def named_model(source: str, *, trust_remote_code: bool | None) -> nn.Module:
-    """The model of a repository or a folder, by its ``config.json`` alone, or that a function
-    makes.
-    """
+    """The model of a repository or a folder, by its ``config.json`` alone."""
     folder = Path(source).expanduser()
-    if "/" not in source and (":" in source or "." in source) and not folder.exists():
-        rule = "the model must name what makes a torch module, as package.module:make_model"
-        return make_model(import_function(source, rule), source, rule)
     require_source("model", source)
     with tempfile.TemporaryDirectory() as cache:
         if not is_local(source):

@@ -83,7 +83,7 @@ def _draw(run: Run, kind: Kind, metric: str) -> FigureData:
         raise ValueError(
             f"{kind} needs M and V, as EmbeddingMoments has them; there are {measured}."
         )
-    return figures.composition(run, "layer")
+    return figures.composition(run)
 
 
 def _chosen_run(runs: Sequence[Run], name: str | None) -> Run:

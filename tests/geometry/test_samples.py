@@ -51,7 +51,7 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
     torch.manual_seed(0)
     geometry = measured(gpt_neox().to(dtype), [token_batch(8, 12, seed=i) for i in range(8)])
     geometry.save(tmp_path, model="a", step=1, save_samples=True)
-    sample = embedgeo.load_sample(tmp_path)
+    sample = embedgeo.load_sample(tmp_path, "a--step1")
     assert (sample.model, sample.revision, sample.step) == ("a", "step1", 1)
     values = geometry.compute()
     assert list(sample.layers) == list(values)

@@ -244,7 +244,7 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
     assert found.index.equals(expected.index)
     exact = ~found.index.isin(sampled, "metric")
     np.testing.assert_allclose(found[exact], expected[exact], rtol=1e-6, atol=1e-9)
-    kept = embedgeo.load_sample(tmp_path / "out" / "both")
+    kept = embedgeo.load_sample(tmp_path / "out" / "both", "a--step3")
     whole = measured(batches=range(5), metrics=lambda dim: [IntrinsicDimension(dim)]).samples()
     for layer, sample in kept.layers.items():
         rows = whole[layer].rows[whole[layer].row_numbers.argsort()]  # all of them

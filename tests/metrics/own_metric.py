@@ -56,15 +56,6 @@ class PositiveShare(GeometryMetric):
     def layer_tables(self):
         return {"signs": lambda: {"positive": self.load(SignSums).positive}}
 
-    def token_tables(self):
-        return {
-            "sign_types": lambda: {
-                "token_id": torch.arange(2),
-                "n": torch.ones(2),
-                "positive": torch.zeros(2),
-            }
-        }
-
     @staticmethod
     def baseline(rows):
         return {"positive_share_spread": np.sqrt(0.25 / rows.n)}

@@ -87,14 +87,7 @@ def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
     geometry.save(tmp_path, model="tiny", step=0)
     tables = SweepFolder(tmp_path).read_tables("tiny--step0")
     pd.testing.assert_frame_equal(tables["signs"], geometry.layer_tables()["signs"])
-    assert list(geometry.token_tables("sign_types")) == [
-        "layer",
-        "layer_index",
-        "token_id",
-        "n",
-        "positive",
-    ]
-    assert list(geometry.token_tables("unknown")) == ["layer", "layer_index", "token_id", "n"]
+    assert list(geometry.token_tables()) == ["layer", "layer_index", "token_id", "n"]
 
 
 def test_terms_travel_as_text_and_what_is_known_stays():

@@ -175,7 +175,7 @@ def main(folder):
     trained_by_hand(folder / "hand")
     observed(folder)
     named("report", "pandas, pyarrow", lambda: embedgeo.load_results(folder))
-    named("report", "safetensors", lambda: embedgeo.load_sample(folder))
+    named("report", "safetensors", lambda: embedgeo.load_sample(folder, "any"))
     named("report", "matplotlib", lambda: embedgeo.plot)
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))

@@ -45,13 +45,12 @@ def by_layer(run):
     """The figures in which every layer has its place."""
     for draw in (figures.dynamics, figures.profile, figures.heatmap):
         yield draw(run, LONGEST)
-    yield figures.composition(run, "layer")
+    yield figures.composition(run)
     yield comparison.compare_profiles([run, run], "V")
 
 
 def of_long_runs(run):
     yield from by_layer(run)
-    yield figures.composition(run, "step")
     yield from figures.loss_figures(run)
     yield comparison.compare_dynamics([run, run], "V")
 

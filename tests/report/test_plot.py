@@ -19,7 +19,7 @@ KINDS = {  # what the report draws of a run, and how it is asked for here
         kind: (partial(getattr(figures, kind), metric=METRIC), {"kind": kind, "metric": METRIC})
         for kind in ("dynamics", "profile", "heatmap")
     },
-    "by layer": (partial(figures.composition, by="layer"), {"kind": "composition"}),
+    "by layer": (figures.composition, {"kind": "composition"}),
 }
 
 

@@ -3,31 +3,25 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report.reference import before_band, read_references
+from embedgeo.report.reference import before_band, require_like
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.records import model_record
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8, 64, 512)
 MEAN = "mean over blocks"
 
 
-def scaled(folder, factor, steps=STEPS, tokens_per_step=0, **options):
+def scaled(folder, factor, steps=STEPS, **options):
     """A sweep whose values are those of every other one, times a factor."""
     sweep = SweepFolder(make_sweep(folder, steps, metrics=("n", "Q", "anisotropy"), **options))
     for name in sweep.done():
         records = sweep.read(name)
         value = records["value"].where(records["metric"] == "n", factor * records["value"])
-        records = records.assign(value=value)
-        if tokens_per_step:
-            record = model_record("tokens_seen", float(tokens_per_step * records["step"].iloc[0]))
-            records = pd.concat([records, records.iloc[:1].assign(**record)], ignore_index=True)
-        sweep.write(name, records)
+        sweep.write(name, records.assign(value=value))
     return folder
 
 
@@ -39,7 +33,9 @@ def own(tmp_path_factory):
 def behind(folder, *references):
     """The run in a folder, and earlier ones that it can be compared with."""
     runs = read_runs([folder])
-    return runs[0], read_references(references, runs)
+    earlier = read_runs(references)
+    require_like(earlier, runs)
+    return runs[0], earlier
 
 
 def block_mean(run, metric):
@@ -72,17 +68,6 @@ def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them
     assert low.to_list() == pytest.approx(expected, nan_ok=True)
     assert high.equals(low)
     assert "within it at 0 of 3 steps" in data.text
-
-
-def test_runs_that_know_their_tokens_stand_at_equal_tokens(own, tmp_path):
-    steps = tuple(2 * step for step in STEPS)
-    folder = scaled(tmp_path / "earlier", 1.0, steps, tokens_per_step=1000)
-    run, earlier = behind(scaled(tmp_path / "fast", 1.0, tokens_per_step=2000), folder)
-    (data,) = before_band(run, "Q", earlier)
-    assert "at equal tokens" in data.text
-    np.testing.assert_allclose(band(data)[0], block_mean(earlier[0], "Q"))
-    (data,) = before_band(read_runs([own])[0], "Q", earlier)
-    assert "at equal steps" in data.text
 
 
 def test_other_settings_are_refused(tmp_path):

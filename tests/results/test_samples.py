@@ -27,12 +27,9 @@ def file(folder):
     return folder / "samples" / "step8.safetensors"
 
 
-def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder):
-    for sample in (
-        load_sample(file(folder)),
-        load_sample(str(folder)),
-        load_sample(folder, "step8"),
-    ):
+def test_what_is_written_is_read(folder):
+    for path in (folder, str(folder)):
+        sample = load_sample(path, "step8")
         assert (sample.model, sample.revision, sample.step) == ("lab/tiny", "step8", 8)
         assert list(sample.layers) == ["embed", "a/b"]
         rows = sample.layers["a/b"].rows
@@ -51,7 +48,7 @@ def test_the_file_says_what_it_holds(folder):
     assert about == {
         "version": 1,
         **ABOUT,
-        "layers": {"embed": {"n": 40, "dtype": ""}, "a/b": {"n": 40, "dtype": "bfloat16"}},
+        "layers": {"embed": {"n": 40}, "a/b": {"n": 40}},
     }
 
 
@@ -66,26 +63,14 @@ def test_a_damaged_or_foreign_file_is_named(folder, how):
     with pytest.raises(
         ValueError, match="must be a saved sample; it is none, or damaged"
     ) as caught:
-        load_sample(folder)
+        load_sample(folder, "step8")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_another_version_is_refused(folder):
-    save_file({}, file(folder), {"embedgeo": '{"version": 2, "new": true}'})
-    with pytest.raises(ValueError, match="must have version 1 of the schema; it has 2"):
-        load_sample(folder)
-
-
 def test_what_is_not_there_is_said(folder):
     write_sample(folder, "step9", LAYERS, ABOUT)
-    with pytest.raises(ValueError, match=r"name must be .*; .* has samples of step8, step9"):
-        load_sample(folder)
-    with pytest.raises(FileNotFoundError, match=r"got 'step1', and .* has those of step8, step9"):
+    with pytest.raises(FileNotFoundError, match=r"got 'step1', and .* has step8, step9"):
         load_sample(folder, "step1")
     with pytest.raises(FileNotFoundError, match="has none: sweep with --save-samples true"):
-        load_sample(folder / "samples")
-    with pytest.raises(FileNotFoundError, match="nothing is not there"):
-        load_sample(folder / "nothing")
-    with pytest.raises(ValueError, match="name must be left out for a file"):
-        load_sample(file(folder), "step8")
+        load_sample(folder / "samples", "step8")

@@ -115,20 +115,15 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
                     "mapping itself, not in a list, or layers=lambda module: module.NAME."
                 )
             yield Layer(str(name), (ModuleCall(module),))
-    elif isinstance(layers, nn.Module):
-        raise TypeError(
-            f"layers must map names to modules, {{name: module}}; got a bare "
-            f"{type(layers).__name__}."
-        )
     elif isinstance(layers, Sequence):
         for each in layers:
             yield from _resolve(model, each)
-    elif callable(layers):
+    elif callable(layers) and not isinstance(layers, nn.Module):
         yield from _resolve(model, layers(model))
     else:
         raise TypeError(
-            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or '
-            f"a callable; got {type(layers).__name__}."
+            'layers must be "blocks", "hidden_states", a pattern of names, a list of these, a '
+            f"callable, or map names to modules; got {type(layers).__name__}."
         )
 
 

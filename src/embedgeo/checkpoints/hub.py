@@ -21,16 +21,10 @@ _WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 T = TypeVar("T")
 
 
-class WrongHashError(OSError):
-    """A file does not have the hash that the Hub lists."""
-
-
 def list_revisions(repository: str) -> dict[str, str]:
     """Branches and tags of a repository, with the commits that they point to."""
-    # a path with a mistake in it
-    may_be_local = "/" in repository and Path(repository).parent.is_dir()
     try:
-        refs = retried(lambda: HfApi().list_repo_refs(repository), is_patient=not may_be_local)
+        refs = retried(partial(HfApi().list_repo_refs, repository))
     except OSError as error:
         is_unknown = isinstance(error, RepositoryNotFoundError)
         why = "the Hub has none that this user may read" if is_unknown else reason(error)
@@ -76,7 +70,7 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
         folder = Path(retried(partial(download, cache_dir=cache, force_download=force)))
         if not (wrong := _first_wrong(folder, contents)):
             return folder
-    raise WrongHashError(f"{wrong} It was downloaded twice.")
+    raise OSError(f"{wrong} It was downloaded twice.")
 
 
 def _first_wrong(folder: Path, contents: Contents) -> str:
@@ -107,11 +101,11 @@ def fetch_small(
     return Path(retried(download))
 
 
-def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
-    """Call ``attempt`` until it succeeds, a few times if patient; errors of other kinds become
+def retried(attempt: Callable[[], T]) -> T:
+    """Call ``attempt`` until it succeeds, a few times; errors of other kinds become
     ConnectionErrors.
     """
-    waits = iter(_WAITS if is_patient else ())
+    waits = iter(_WAITS)
     while True:
         try:
             return attempt()

@@ -1,14 +1,11 @@
 """The checkpoints of training runs, one after the other, and which of them are the same."""
 
-import shutil
-import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +47,6 @@ def iter_checkpoints(
     steps: Steps = "all",
     revisions: str = "*",
     *,
-    evict: bool = False,
     model_class: "ModelClass | None" = None,
     trust_remote_code: bool | None = None,
 ) -> Iterator[Checkpoint]:
@@ -67,8 +63,6 @@ def iter_checkpoints(
             one checkpoint, of step 0.
         steps: ``"all"``, ``"log"``, ``"final"`` or the steps, as for `embedgeo.SweepSettings`.
         revisions: take only the branches and tags that match this pattern.
-        evict: download into a temporary folder, and remove each checkpoint when the loop goes on.
-            Files that the Hugging Face cache had before are used from there, and stay.
         model_class: the LightningModule of ``.ckpt`` files; of state dicts (``.pt``, ``.pth``) the
             function or class that makes the model. Its name is ``package.module.Class`` or
             ``package.module:make``.
@@ -99,16 +93,7 @@ def iter_checkpoints(
         trust_remote_code=trust_remote_code,
     )
     require_model_class(checkpoints, model_class)
-    hashed = (checkpoint.hashed() for checkpoint in checkpoints)
-    return _evicting(hashed) if evict else hashed
-
-
-def _evicting(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
-        for checkpoint in checkpoints:
-            cache = Path(folder, checkpoint.name)
-            yield replace(checkpoint, cache=cache)
-            shutil.rmtree(cache, ignore_errors=True)
+    return (checkpoint.hashed() for checkpoint in checkpoints)
 
 
 def require_model_class(

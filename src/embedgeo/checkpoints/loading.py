@@ -592,13 +592,9 @@ def import_function(name: str, rule: str) -> Any:
     return function
 
 
-def make_model(
-    make: Callable[..., Any],
-    name: object,
-    rule: str = "model_class must name what makes a torch module without arguments",
-) -> nn.Module:
+def make_model(make: Callable[..., Any], name: object) -> nn.Module:
     """The model that a function or class of this name makes."""
-    with requiring(rule, name):
+    with requiring("model_class must name what makes a torch module without arguments", name):
         model = make()
         if not isinstance(model, nn.Module):
             raise TypeError(f"it makes a {type(model).__name__}")

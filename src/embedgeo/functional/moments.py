@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import ROUNDS_OF_SUMS, Ranks, State, Tensors
+from embedgeo.functional.distributed import ROUNDS_OF_SUMS, Ranks, Reduction, State, Tensors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -92,7 +92,7 @@ class PooledState(State):
         whole: Self = ways[0].result(tensors)
         return whole
 
-    def reduction(self, ranks: Ranks) -> "Pooling":
+    def reduction(self, ranks: Ranks) -> Reduction:
         """Ranks pool their moments."""
         return Pooling(self)
 

@@ -501,34 +501,38 @@ class AnisotropyBatches(PooledState):
         return moments + num_rows % self.size * self.pending.shape[1] * self.pending.itemsize
 
 
-class _BatchesOfRanks(Pooling):
+class _BatchesOfRanks:
     """The `Reduction` of `AnisotropyBatches`: the pending rows of all ranks follow the pooled
     batches.
     """
 
     def __init__(self, state: AnisotropyBatches, ranks: Ranks) -> None:
-        super().__init__(state)
+        self._pooling = Pooling(state)
         self._rows, self._ranks = state.pending.to(state.n.dtype), ranks
+
+    def maxima(self) -> Tensors:
+        """Nothing."""
+        return {}
 
     def counts(self, maxima: Tensors) -> Tensors:
         """Also the number of pending rows of each rank."""
         length = self._rows.new_tensor(len(self._rows))
-        return {**super().counts(maxima), "lengths": self._ranks.placed(length)}
+        return {**self._pooling.counts(maxima), "lengths": self._ranks.placed(length)}
 
     def sums(self, counts: Tensors) -> Tensors:
         """The pending rows."""
         *own, lengths = counts.items()
-        super().sums(dict(own))
+        self._pooling.sums(dict(own))
         return {"rows": self._ranks.placed(self._rows, lengths[1].long().tolist())}
 
     def squares(self, sums: Tensors) -> Tensors:
         """Squares about the mean of all batches."""
         self._rows = sums["rows"]
-        return super().squares(sums)
+        return self._pooling.squares(sums)
 
     def result(self, squares: Tensors) -> AnisotropyBatches:
         """The batches of all ranks, and the rows that still fill none."""
-        pooled: AnisotropyBatches = super().result(squares)
+        pooled: AnisotropyBatches = self._pooling.result(squares)
         return replace(pooled, pending=pooled.pending[:0]).extend(self._rows)
 
 

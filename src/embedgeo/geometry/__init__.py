@@ -245,15 +245,12 @@ class Geometry:
             self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"]
         )
 
-    def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must
+    def token_tables(self) -> "pd.DataFrame":
+        """`embedgeo.TokenMoments.table` of every layer; empty if there is none. Every rank must
         call this.
-
-        Args:
-            kind: ``"tokens"``, or another one that a metric's ``token_tables`` have.
         """
         self._meet()
-        return export.tables_of_types(self.measured_layers(), kind)
+        return export.tables_of_types(self.measured_layers())
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """Tables of layers that metrics have, and deviations of the groups (``jackknife``), if any.

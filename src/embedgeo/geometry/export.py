@@ -13,21 +13,22 @@ from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.metrics.massive import without_massive
+from embedgeo.metrics.tokens import TokenMoments
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def tables_of_types(layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
-    """A row for each token type at each layer, of the metrics with that kind of table."""
+def tables_of_types(layers: Sequence[MeasuredLayer]) -> "pd.DataFrame":
+    """A row for each token type at each layer, where there are `TokenMoments`."""
     require_extra("report", "Geometry.token_tables", "pandas")
     import pandas as pd
 
     tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n"])]
     for layer in layers:
-        for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
-            tables.append(_layer_table(layer, metric.token_tables()[kind]()))
+        for metric in layer.metrics.synced(lambda metric: isinstance(metric, TokenMoments)):
+            tables.append(_layer_table(layer, metric.table()))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 

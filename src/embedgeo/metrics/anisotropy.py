@@ -150,7 +150,8 @@ class Anisotropy(GeometryMetric):
             ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
-            averaged. Batches do not span ranks, and rows that do not fill one are left out.
+            averaged. Rows that fill no batch on their rank fill some with those of other ranks;
+            those that fill none are left out.
         sample_size: m, the number of rows that are drawn without replacement from all updates and
             ranks: 4 d m bytes in place of 8 d². None: the scatter of all rows is held.
         seed: of the sample.

@@ -249,14 +249,8 @@ class GeometryMetric(Metric):
         embeddings; ``rows.ids`` has the ids on the CPU: see `Rows`.
         """
 
-    def token_tables(self) -> Tables:
-        """Tables of token types by kind, made when called: ``token_id``, one row a type or
-        occurrence, and more.
-        """
-        return {}
-
     def layer_tables(self) -> Tables:
-        """Other tables of a layer by kind, made when called."""
+        """Tables of a layer by kind, made when called."""
         return {}
 
     def samples(self) -> Table:

@@ -30,7 +30,7 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Tables
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
@@ -273,9 +273,6 @@ class TokenMoments(GeometryMetric):
         """
         types = _in_range(self._types(), self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
-
-    def token_tables(self) -> Tables:
-        return {"tokens": self.table}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from embedgeo.drawing import style
 from embedgeo.formatting import did_you_mean, listed, write_csv
 from embedgeo.report.page import FigureWriter, write_page
 from embedgeo.report.plan import page_plan, varying_metrics
-from embedgeo.report.reference import read_references
+from embedgeo.report.reference import require_like
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import story
 from embedgeo.report.summary import flag_lines, flags
@@ -70,7 +70,8 @@ def write_report(
                 f"{listed(varying, 5) or 'none here'}"
                 f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
             )
-        references = read_references(reference, runs)
+        references = read_runs(reference)
+        require_like(references, runs)
         comparison = verdicts(runs[0], runs[1], references) if len(runs) == 2 else None
         progress.remove_task(reading)
         try:

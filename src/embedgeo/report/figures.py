@@ -1,7 +1,7 @@
 """Figures of one run: its metrics over steps and layers."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,6 @@ from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import number
 from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.report.runs import ALL_ROWS, ORDINARY, Run, drawable
-
-By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
 _THIN = 0.6  # width of lines of all rows beside those without massive ones
 _BOTH = f" Lines are {ORDINARY}; thin grey ones are of {ALL_ROWS}."
@@ -181,10 +179,8 @@ def has_composition(run: Run) -> bool:
     return bool(run.depth and _parts(run))
 
 
-def composition(run: Run, by: By) -> FigureData:
-    """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over
-    blocks.
-    """
+def composition(run: Run) -> FigureData:
+    """Shares of M, V_W and V_B in Q at each layer of the last step."""
     names = _parts(run)
     parts = run.values[[*names]].clip(lower=0)
     total = parts.sum(axis=1, skipna=False)
@@ -192,43 +188,27 @@ def composition(run: Run, by: By) -> FigureData:
         columns=lambda part: part.removesuffix("_unbiased")
     )
     shares = shares.reindex(run.depth, level="layer")
-    of_blocks = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step")
-    means: Any = of_blocks.apply(pd.DataFrame.mean, skipna=False)
-    title = (
-        "What Q is made of" + (f", step {run.steps[-1]:,}" if run.has_steps else "")
-        if by == "layer"
-        else "What Q is made of, mean over blocks"
-    )
+    at_last = shares.loc[run.steps[-1]]
+    means: Any = at_last[at_last.index.isin(run.all_blocks)].mean(skipna=False)
+    title = "What Q is made of" + (f", step {run.steps[-1]:,}" if run.has_steps else "")
     subtitle = f"shares of the mean squared norm{_ESTIMATES[names]}"
     figure, ax = draw.new_figure(title, subtitle)
-    labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
-    first, last = (
-        ", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1)
-    )
-    alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
-    if by == "layer":
-        heights: Any = shares.loc[run.steps[-1]].reindex(run.axis).fillna(0)
-        bottoms = heights.cumsum(axis=1) - heights
-        width = 0.86 if len(heights) <= 12 else 1
-        for part, label, colour in zip(heights, labels, colours, strict=True):
-            bar = np.arange(len(heights)), heights[part], width, bottoms[part]
-            ax.bar(*bar, color=colour, label=label)
-        draw.layer_axis(ax, run.axis)
-        alt += "by layer."
-        text = f"Mean over blocks: {last}."
-    else:
-        draw.step_axis(ax, run.steps)
-        ax.stackplot(means.index, means.to_numpy().T, labels=labels, colors=colours, lw=0)
-        alt += "against optimizer step."
-        text = f"Mean over blocks, first step: {first}; last step: {last}."
+    heights: Any = at_last.reindex(run.axis).fillna(0)
+    bottoms = heights.cumsum(axis=1) - heights
+    width = 0.86 if len(heights) <= 12 else 1
+    for part in heights:
+        label, colour = _PARTS[str(part)]
+        bar = np.arange(len(heights)), heights[part], width, bottoms[part]
+        ax.bar(*bar, color=colour, label=label)
+    draw.layer_axis(ax, run.axis)
     ax.set_ylabel("share of Q")
     ax.set_ylim(0, 1)
     ax.grid(visible=False)
     draw.legend(ax)
-    if by == "step":
-        return FigureData("decomposition-dynamics", figure, means, alt, text)
+    alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, by layer."
+    text = ", ".join(f"{part} {share:.0%}" for part, share in means.items())
     numbers = shares if run.has_steps else shares.droplevel("step")
-    return FigureData("decomposition", figure, numbers, alt, text)
+    return FigureData("decomposition", figure, numbers, alt, f"Mean over blocks: {text}.")
 
 
 def _parts(run: Run) -> tuple[str, ...]:

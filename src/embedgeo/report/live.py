@@ -40,7 +40,7 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
             for metric in metrics:
                 yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
         if figures.has_composition(run):
-            yield f"{prefix}.shares/M, V_W, V_B", _picture(figures.composition(run, "layer").figure)
+            yield f"{prefix}.shares/M, V_W, V_B", _picture(figures.composition(run).figure)
 
 
 def story_so_far(history: Sequence[Record]) -> list[str]:

@@ -154,6 +154,4 @@ def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
 
 def _composition_figures(run: Run) -> Iterator[FigureData]:
     if figures.has_composition(run):
-        if len(run.steps) > 1:
-            yield figures.composition(run, "step")
-        yield figures.composition(run, "layer")
+        yield figures.composition(run)

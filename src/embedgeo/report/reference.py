@@ -1,9 +1,6 @@
-"""Earlier runs beside others in a report: the range of their means over blocks, at equal tokens or
-steps.
-"""
+"""Earlier runs beside others in a report: the range of their means over blocks, at equal steps."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import listed
 from embedgeo.glossary import term
 from embedgeo.report.figures import trend
-from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.runs import Run
 
 REFERENCE_TEXT = (
     "The mean over blocks of each run, in black, before the range of those of earlier runs, in "
@@ -23,18 +20,6 @@ REFERENCE_TEXT = (
 
 _COLOUR = "#7a7a7a"
 IGNORED = {"torch"}  # of the settings: numbers do not depend on it but by rounding
-
-
-def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
-    """Earlier runs of folders, to stand behind others.
-
-    Raises:
-        ValueError: one of them was not measured at several steps, or not on the text, the rows and
-            by the definitions of the others.
-    """
-    references = read_runs(folders)
-    require_like(references, runs)
-    return references
 
 
 def require_like(references: Sequence[Run], runs: Sequence[Run]) -> None:
@@ -66,7 +51,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     named = term(metric)
     for name, mean in run.means(metric).items():
         earlier = [each for each in references if name in each.means(metric)]
-        curves, unit = _earlier_means(run, metric, name, earlier)
+        curves = _earlier_means(run, metric, name, earlier)
         low, high = curves.min(), curves.max()
         if low.isna().all():
             continue
@@ -87,42 +72,24 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         labels = listed([each.label for each in earlier], 4)
         text = (
             f"{str(name).capitalize()}: {trend(mean)} Grey: {len(earlier)} earlier ({labels}), "
-            f"mean over blocks, at equal {unit}; within it at {mean.between(low, high).sum()} of "
+            f"mean over blocks, at equal steps; within it at {mean.between(low, high).sum()} of "
             f"{(low.notna() & mean.notna()).sum()} steps."
         )
         part = f"-{str(name).replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)
 
 
-def _earlier_means(
-    run: Run, metric: str, name: Hashable, earlier: Sequence[Run]
-) -> tuple[pd.DataFrame, str]:
-    """A mean over blocks, by its name, of earlier runs (rows) at the steps of a run (columns); and
-    what is equal there, ``"tokens"`` or ``"steps"``.
+def _earlier_means(run: Run, metric: str, name: Hashable, earlier: Sequence[Run]) -> pd.DataFrame:
+    """A mean over blocks, by its name, of earlier runs (rows) at the steps of a run (columns).
 
     Between two of its steps an earlier run is taken to be on the line through both, over log(1 +
     step). Elsewhere it is NaN.
     """
-    own = _tokens(run)
-    are_tokens = len(own) > 1 and all(len(_tokens(each)) > 1 for each in earlier)
     at = np.log1p(np.array(run.steps, dtype=float))
     curves = []
     for each in earlier:
-        curve = each.means(metric)[name]
-        steps = np.array(curve.index, dtype=float)
-        if are_tokens:
-            seen = _tokens(each)
-            tokens = np.interp(steps, seen.index, seen)
-            steps = np.interp(tokens, own, own.index, left=np.nan, right=np.nan)
-        known = curve.notna() & np.isfinite(steps)
-        if known.any():
-            x = np.log1p(steps[known])
-            curves.append(np.interp(at, x, curve[known], left=np.nan, right=np.nan))
-    columns = pd.Index(run.steps, name="step")
-    return pd.DataFrame(curves, columns=columns), "tokens" if are_tokens else "steps"
-
-
-def _tokens(run: Run) -> pd.Series:
-    """Tokens seen by step, as far as they are known, ascending."""
-    seen = run.of_model("tokens_seen")
-    return seen[seen.diff().fillna(1) > 0]
+        curve = each.means(metric)[name].dropna()
+        if len(curve):
+            x = np.log1p(np.array(curve.index, dtype=float))
+            curves.append(np.interp(at, x, curve, left=np.nan, right=np.nan))
+    return pd.DataFrame(curves, columns=pd.Index(run.steps, name="step"))

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedgeo.extras import require_extra
+from embedgeo.formatting import listed
 from embedgeo.results.files import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-VERSION = 1  # of the file's schema
 
 _NUMBERING = (
     "position among the rows that count (not masked), in the order in which one process sees the "
@@ -76,22 +75,21 @@ def write_sample(
     """Write `sample_file`, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
 
     Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``,
-    ``revision``, ``step``, ``layers`` in forward order with their ``n`` and the ``dtype`` of their
-    rows, and what ``row_numbers`` are.
+    ``revision``, ``step``, ``layers`` in forward order with their ``n``, and what ``row_numbers``
+    are.
     """
     from safetensors.torch import save_file
 
     tensors = {}
     layers = {}
     for layer, kept in sample.items():
-        dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
-        layers[layer] = {"n": kept.n, "dtype": dtype}
+        layers[layer] = {"n": kept.n}
         by_key = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
         tensors.update(
             {key: tensor.contiguous() for key, tensor in by_key.items() if tensor is not None}
         )
     metadata = {
-        "version": VERSION,
+        "version": 1,
         "model": checkpoint["model"],
         "revision": checkpoint["revision"],
         "step": int(checkpoint["step"]),
@@ -112,12 +110,6 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
     try:
         with safe_open(path, "pt") as file:
             metadata = json.loads((file.metadata() or {})["embedgeo"])
-            if metadata["version"] != VERSION:
-                raise ValueError(
-                    f"{path} must have version {VERSION} of the schema; it has "
-                    f"{metadata['version']}. Read it with the "
-                    "version of embedgeo that wrote it, or measure again, into another folder."
-                )
             tensors = {
                 key: file.get_slice(key)[:most]
                 if key.rpartition("/")[-1] in _OF_ROWS
@@ -137,40 +129,26 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
         ) from error
 
 
-def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedSample:
+def load_sample(folder: str | os.PathLike[str], name: str) -> SavedSample:
     """Read a saved sample: the rows, the mean and the spectrum at each layer of one checkpoint.
 
     ``embedgeo sweep --save-samples true`` and ``Geometry.save(…, save_samples=True)`` write them.
 
     Args:
-        path: the file, or the folder of a sweep or of `embedgeo.Geometry.save`.
-        name: in a folder, the name of the checkpoint, as that of its file in ``checkpoints/``; may
-            be left out if only one has a sample.
+        folder: of the sweep, or of `embedgeo.Geometry.save`.
+        name: of the checkpoint, as that of its file in ``samples/``.
 
     Raises:
         FileNotFoundError: there is no such sample.
         ImportError: safetensors is not installed.
-        ValueError: ``name`` is needed, or the file is damaged, or of another version of the schema.
+        ValueError: the file is damaged.
     """
     require_extra("report", "load_sample", "safetensors")
-    file = Path(path)
-    if file.is_dir():
-        names = sorted(path.stem for path in sample_file(file, "").parent.glob("[!.]*.safetensors"))
-        if name is None and len(names) > 1:
-            raise ValueError(
-                f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}."
-            )
-        if not names or name not in (None, *names):
-            saved = "has none: sweep with --save-samples true"
-            saved = f"has those of {', '.join(names)}" if names else saved
-            raise FileNotFoundError(
-                f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {saved}."
-            )
-        file = sample_file(file, name or names[0])
-    elif not file.exists():
+    file = sample_file(Path(folder), name)
+    if not file.exists():
+        saved = sorted(path.stem for path in file.parent.glob("[!.]*.safetensors"))
         raise FileNotFoundError(
-            f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there."
+            f"load_sample takes a checkpoint with a sample; got {name!r}, and {folder} has "
+            f"{listed(saved) or 'none: sweep with --save-samples true'}."
         )
-    elif name is not None:
-        raise ValueError(f"name must be left out for a file; got {name!r} with {file}.")
     return read_sample(file)
