@@ -925,9 +925,9 @@ class ForwardInputs:
             if bool(torch.stack((is_padding[..., :2], is_padding[..., -2:])).all(-1).any()):
                 self._warned_of_padding.add(number)
                 warnings.warn(
-                    f"id {number} must be told from tokens by a mask where it is padding, as by "
-                    "padding_idx of its table; sequences begin or end with it, and these rows "
-                    f"count. Give mask=, or ignore_token_ids=[{number}].",
+                    f"id {number} must be told from tokens by a mask where it is padding, as the "
+                    f"table's padding_idx; sequences begin or end with it, and its rows count. "
+                    f"Give mask= or ignore_token_ids=[{number}].",
                     stacklevel=1,
                 )
 

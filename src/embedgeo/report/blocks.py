@@ -61,8 +61,7 @@ def standing_out(run: Run) -> list[str]:
                     f"other blocks, as a rule, {usual} times."
                 )
                 found[block] = max(found.get(block, (0.0, "")), (beyond, sentence))
-            changes = jumps.diff().iloc[1:] if run.has_steps else jumps[:0]
-            for block, (i, beyond, change, usual) in _beyond(changes):
+            for block, (i, beyond, change, usual) in _beyond(jumps.diff().iloc[1:]):
                 before, step = of_steps.index[i : i + 2]
                 sentence = (
                     f"{block} stands out at step {step:,}: its {name} ÷ that of the block before "
