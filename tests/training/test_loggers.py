@@ -24,10 +24,13 @@ OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
 
 @pytest.fixture
 def drawings(monkeypatch):
-    """The numbers of records of which pictures are drawn: empty ones, four each time."""
+    """The numbers of records of which pictures are drawn: empty ones, four each time. A history
+    that no other run began is not copied as a dict for each record.
+    """
     drawn = []
 
     def draw(history, prefix):
+        assert not isinstance(history, list)
         drawn.append(len(history))
         return [(f"{prefix}.{kind}/V", (b"PNG", 1, 1)) for kind in range(4)]
 
