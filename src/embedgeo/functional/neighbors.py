@@ -29,7 +29,7 @@ from embedgeo.functional.precision import (
 )
 
 _WINDOW_ROWS = 128  # rows of several labels that are searched at a time, where labels part them
-_BLOCK = 1 << 24  # products that are looked at together at most; as many may wait
+_BLOCK = 1 << 24  # products that are looked at together at most; four times as many if shared
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
 _STRIP_ROWS = 256  # rows that are multiplied at a time on a CPU
 _FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64 that serve two
