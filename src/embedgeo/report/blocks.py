@@ -50,40 +50,43 @@ def standing_out(run: Run) -> list[str]:
     logarithmic scale) of what any other block does to one.
     """
     at = f" at step {run.steps[-1]:,}" if run.has_steps and run.steps else ""
-    found: dict[str, tuple[float, str]] = {}
+    found: list[tuple[float, str, str]] = []
     for of_side in ratios(run):
         for metric, of_steps in of_side.items():
             jumps: Any = np.log10(of_steps)
             name = term(metric).name
-            for block, (_, beyond, jump, usual) in _beyond(jumps.iloc[-1:]):
+            for beyond, block, _, jump, usual in _beyond(jumps.iloc[-1:]):
                 sentence = (
                     f"{block} stands out{at}: {name} is {jump} times that of the block before; at "
                     f"other blocks, as a rule, {usual} times."
                 )
-                found[block] = max(found.get(block, (0.0, "")), (beyond, sentence))
-            for block, (i, beyond, change, usual) in _beyond(jumps.diff().iloc[1:]):
+                found.append((beyond, block, sentence))
+            for beyond, block, i, change, usual in _beyond(jumps.diff().iloc[1:]):
                 before, step = of_steps.index[i : i + 2]
                 sentence = (
                     f"{block} stands out at step {step:,}: its {name} ÷ that of the block before "
                     f"is {change} times what it was at step {before:,}; at other blocks, as a "
                     f"rule, {usual} times."
                 )
-                found[block] = max(found.get(block, (0.0, "")), (beyond, sentence))
+                found.append((beyond, block, sentence))
         jumps = np.log10(last_ratios(of_side))
         largest = jumps.abs().max(axis=1).sort_values()
         idle, (most, least) = str(largest.index[0]), largest.iloc[:2]
         if most < _IDLE * least:
-            found[idle] = (
-                np.inf,
+            sentence = (
                 f"{idle} stands out{at}: it changes no headline by more than {number(10**most)} "
-                f"times; each other block changes one by {number(10**least)} times or more.",
+                f"times; each other block changes one by {number(10**least)} times or more."
             )
-    return [sentence for _, sentence in sorted(found.values(), reverse=True)[:_NAMED]]
+            found.append((np.inf, idle, sentence))
+    of_blocks: dict[str, str] = {}
+    for _, block, sentence in sorted(found, reverse=True):
+        of_blocks.setdefault(block, sentence)
+    return [*of_blocks.values()][:_NAMED]
 
 
-def _beyond(jumps: pd.DataFrame) -> Iterator[tuple[str, tuple[int, float, str, str]]]:
-    """Of each block that stands out: the row in which it does most, by how much, and there its
-    number and that of the others. The jumps are logarithms, of a column for each block.
+def _beyond(jumps: pd.DataFrame) -> Iterator[tuple[float, str, int, str, str]]:
+    """How far blocks stand out, and which, in which row most, and there its number and that of the
+    others. The jumps are logarithms, of a column for each block.
     """
     for block in jumps.columns[1:]:
         others = jumps.drop(columns=block)
@@ -94,4 +97,4 @@ def _beyond(jumps: pd.DataFrame) -> Iterator[tuple[str, tuple[int, float, str, s
         if beyond.any():
             i = int(beyond.argmax())
             own, of_others = (number(10 ** each.iloc[i]) for each in (jumps[block], usual))
-            yield block, (i, beyond.iloc[i], own, of_others)
+            yield beyond.iloc[i], block, i, own, of_others

@@ -81,8 +81,7 @@ class Illustrations:
         is_due = last or self._num_measurements.bit_count() == 1
         if self._adapters and is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
-            before = earlier()
-            self._draw([*before, *history] if before else history, step)
+            self._draw([*before, *history] if (before := earlier()) else history, step)
 
     def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
         """Lay out the charts, and explain the metrics."""
