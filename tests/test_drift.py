@@ -144,7 +144,7 @@ def rows_at(step, layer):
     return (gaussian(N, DIM, seed=1) + moved + layer * gaussian(N, DIM, seed=9)).float()
 
 
-def write(folder, step, numbers):
+def write(folder, step, numbers, name=None):
     """A checkpoint whose samples are of these row numbers."""
     value = {"width": DIM, "metric": "Q", "value": 1.0 + step, "stderr": math.nan}
     records = [Record(layer=layer, layer_index=i, **value) for i, layer in enumerate(LAYERS)]
@@ -154,7 +154,8 @@ def write(folder, step, numbers):
     }
     about = {"model": "lab/tiny", "revision": f"step{step}", "step": step, "series": "step"}
     about |= {"commit": "", "weights_sha256": str(step), "duplicate_of": None}
-    SweepFolder(folder).write(f"step{step}", to_frame(records, **about), sample=sample)
+    name = name or f"step{step}"
+    SweepFolder(folder).write(name, to_frame(records, **about), sample=sample)
 
 
 def test_the_command_compares_saved_rows_and_goes_on_where_it_was(tmp_path, capsys):
@@ -195,6 +196,10 @@ def test_a_checkpoint_that_comes_between_two_takes_the_drift_of_the_later_one(tm
     assert main(["drift", str(tmp_path)]) == 0
     found = load_results(tmp_path)
     assert {*found.loc[found["metric"] == "cka_to_previous", "step"]} == {1, 4}
+    write(tmp_path, 4, torch.arange(N), name="step4-kept")
+    assert main(["drift", str(tmp_path)]) == 0
+    found = load_results(tmp_path)
+    assert found.loc[found["metric"] == "cka_to_previous", "value"].max() < 0.999
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):

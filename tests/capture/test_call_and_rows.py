@@ -5,6 +5,7 @@ they are given, against their own states.
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -313,7 +314,7 @@ KEEP = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
 class Masked(Small):
     """Takes token ids or embeddings, and masks."""
 
-    def forward(self, x, **masks):
+    def forward(self, x, attention_mask=None, **masks):
         if not x.is_floating_point():
             return super().forward(x)
         for layer in self.layers:
@@ -500,6 +501,68 @@ def test_padding_that_no_mask_tells_is_said():
         assert measured(model, ids)["block.01"]["n"] == 8
     assert measured(model, ids[:1])["block.01"]["n"] == 4  # its own token
     assert measured(model, ids, attention_mask=torch.ones_like(ids))["block.01"]["n"] == 8
+
+
+class Towers(nn.Module):
+    """Two encoders of other depths, each called with a mask of its own texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.flat = Masked(), Masked()
+        self.deep.layers.append(Added(8))
+
+    def forward(self, texts):
+        return [getattr(self, name)(*each) for name, each in texts.items()]
+
+
+def test_layers_of_a_tower_by_pattern_take_the_mask_of_that_tower():
+    ids = torch.arange(12).view(3, 4)
+    texts = {"deep": (ids, KEEP), "flat": (ids + 12, KEEP.flip(1))}
+    layers = {"deep": "deep.layers.02", "flat": "flat.layers.01"}
+    for name, is_one_call, order in product(texts, (True, False), (1, -1)):
+        model = Towers()
+        of_tower = {"token_ids": lambda texts: texts[name][0]} if is_one_call else {}  # noqa: B023
+        names = [*texts][::order]
+        with torch.no_grad(), observe(model, layers=[layers[name]], **of_tower) as geometry:
+            if is_one_call:
+                model({each: texts[each] for each in names})
+            else:
+                for each in names:
+                    getattr(model, each)(*texts[each])
+        ids, mask = texts[name]
+        with torch.no_grad():
+            rows = getattr(model, name)(ids)[mask].double()
+        values = geometry.compute()[layers[name]]
+        assert values["n"] == len(rows)
+        assert values["M"] == pytest.approx(float(rows.mean(0).square().sum()))
+
+
+def test_a_float_mask_of_pairs_is_no_mask_of_as_many_texts():
+    ids, model = torch.arange(1, 17).view(4, 4), OfPairs().eval()
+    window = torch.full((4, 4), -torch.inf).triu(1)
+    model.forward = lambda ids: model.layers(model.word(ids), mask=window)
+    assert measured(model, ids)["block.01"]["n"] == 16
+
+
+class Captions(Small):
+    """A decoder of torch's whose memory is padded, and its texts are not."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(8, 2, 8, batch_first=True)
+        self.layers = nn.TransformerDecoder(layer, 2)
+
+    def forward(self, ids, memory, hidden):
+        return self.layers(self.word(ids), memory, memory_key_padding_mask=hidden)
+
+
+def test_padding_of_a_memory_is_none_of_the_texts():
+    model = Captions().eval()
+    hidden = torch.arange(5) > torch.tensor([[4], [2], [3]])
+    ids = torch.arange(12).view(3, 4)
+    with torch.no_grad(), observe(model) as geometry:
+        model(ids, torch.randn(3, 5, 8), hidden)
+    assert geometry.compute()["block.01"]["n"] == 12
 
 
 class Routed(Small):

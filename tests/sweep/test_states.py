@@ -88,11 +88,11 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
 
 
 @pytest.mark.filterwarnings("ignore:.* other steps than in their names")
-@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize(("name", "is_copy"), [("ckpt.pt", False), ("last_step.pt", True)])
 def test_a_file_that_is_saved_over_meanwhile_is_left_to_the_next_sweep(
-    tmp_path, ids, capsys, monkeypatch, is_copy
+    tmp_path, ids, capsys, monkeypatch, name, is_copy
 ):
-    first, latest = tmp_path / "run" / "step1.pt", tmp_path / "run" / "ckpt.pt"
+    first, latest = tmp_path / "run" / "step1.pt", tmp_path / "run" / name
     first.parent.mkdir()
     torch.save({"model": model(2).state_dict(), "step": 2}, latest)
     torch.save({"model": model(1).state_dict()}, first)
@@ -101,14 +101,14 @@ def test_a_file_that_is_saved_over_meanwhile_is_left_to_the_next_sweep(
     monkeypatch.setattr(GoesOn, "latest", latest, raising=False)
     goes_on = ("--model-class", f"{__name__}:GoesOn")
     said = sweep(capsys, first.parent, *goes_on, status=3)
-    assert "ckpt.pt was of step 2, and has been saved over with step 3. Sweep again." in said
+    assert f"{name} was of step 2, and has been saved over with step 3. Sweep again." in said
     folder = SweepFolder(tmp_path / "out")
     assert folder.done() == {"step1.pt"}
     for _ in range(2):
         sweep(capsys, first.parent, *goes_on)
         assert set(embedgeo.load_results(folder.path)["step"]) == {1, 3}
         # as an earlier version has dated it
-        folder.write("ckpt.pt", folder.read("ckpt.pt").assign(step=2))
+        folder.write(name, folder.read(name).assign(step=2))
 
 
 def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):

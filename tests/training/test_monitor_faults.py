@@ -301,7 +301,7 @@ def trained(*, measured):
     model, batch = gpt_neox(hidden_dropout=0.1), token_batch()
     with ExitStack() as stack:
         if measured:
-            mask = lambda batch: spoil(*batch.values()) or batch["input_ids"] == 0  # noqa: E731
+            mask = lambda batch: spoil() or batch["input_ids"] == 0  # noqa: E731
             monitor = StepMonitor(model, mask=mask, metrics=spoiling)
             stack.enter_context(monitor.step(0, batch))
             geometry = stack.enter_context(observe(model, "*.mlp", spoiling))

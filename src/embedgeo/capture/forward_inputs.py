@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -54,7 +55,7 @@ _PADDING_MASKS_OF_KNOWN = (
     "input_mask",
 )
 # elsewhere 1 may be padding or a token
-_UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
+_UNTOLD = re.compile(r"input_mask|(?!memory_)(\w+_)?pad(ding)?_mask")
 _PAIRS_OF_TORCH = re.compile(r"(src_|tgt_|attn_)?mask")  # which may be of each head and sequence
 # of others' models any mask may, and whatever has 0 and 1 alone, unless its name says what it is
 _MASK = re.compile("mask|pad")
@@ -270,7 +271,7 @@ def _padding_of_call(
     known = _PADDING_MASKS_OF_KNOWN if _is_known(module) else _PADDING_MASKS
     given = next((name for name in known if arguments.get(name) is not None), None)
     query, key = (_tensor(arguments, name, 3) for name in ("query", "key"))
-    if given is not None and query is not None and query is not key:  # of an attention
+    if given is not None and query is not None and not _equal(query, key):  # of an attention
         if key is None or query.shape != key.shape:
             return _Padding()
         return _Padding(untold=f"{given} may be of other rows: its queries are not its keys")
@@ -284,7 +285,8 @@ def _padding_of_call(
         if not isinstance(mask, Tensor) or not 0 < mask.ndim < 5:
             continue
         is_of_pairs = mask.ndim > 2 and shape[1] in (0, mask.shape[-1])
-        if name == "attention_mask" or mask.shape == shape or is_of_pairs:
+        is_of_tokens = mask.shape == shape and _library(module) != "torch"
+        if name == "attention_mask" or is_of_tokens or is_of_pairs:
             padding = _read_mask(name, mask, shape, is_cached=is_cached)
             if padding.mask is not None or padding.untold:
                 return padding
@@ -533,7 +535,11 @@ class ForwardInputs:
     """
 
     def __init__(
-        self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()
+        self,
+        model: nn.Module,
+        skip_first_positions: int = 0,
+        ignore_token_ids: Sequence[int] = (),
+        layers: Sequence[Layer] = (),
     ) -> None:
         require_exclusions(skip_first_positions, ignore_token_ids)
         self._skip_first_positions = skip_first_positions
@@ -552,7 +558,10 @@ class ForwardInputs:
         self.other_towers = (
             structure.other_towers(parts[0], self.tables) if len(parts) == 1 else set()
         )
-        enclosing = (module for part in parts for module in structure.enclosing_modules(part))
+        of_parts = [structure.enclosing_modules(part) for part in parts]
+        modules = [call.module for layer in layers for call in layer.calls]
+        towers = structure.towers_around(modules, measured, [each[-1] for each in of_parts])
+        enclosing = [*chain(*of_parts), *towers]
         self._attention = {each for part in parts for each in structure.torch_attention(part)}
         self.enclosing_modules = list(dict.fromkeys([*enclosing, *self._attention]))
         # those around an encoder and its decoder, or around the measured model

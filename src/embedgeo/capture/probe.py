@@ -102,7 +102,12 @@ def _require_one_state(
     several = ""
     if num_states(output, hidden) > 1:
         several = f"several of shape {tuple(hidden.shape)}, as a branch and the residual stream"
-    elif given is not None and given.shape != hidden.shape and num_states(output, given):
+    elif (
+        given is not None
+        and given.shape[:-1] == hidden.shape[:-1]  # otherwise rows are made fewer, as in a pyramid
+        and given.shape != hidden.shape
+        and num_states(output, given)
+    ):
         several = f"one of shape {tuple(hidden.shape)} before that, as a router's"
     if several:
         raise ValueError(

@@ -338,6 +338,23 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     ]
 
 
+def towers_around(
+    modules: Iterable[nn.Module], model: nn.Module, inner: Sequence[nn.Module]
+) -> list[nn.Module]:
+    """The modules around blocks of which some of these are, beside the ``inner`` modules of a model
+    that have the blocks looked for: each may be called with a mask of its own.
+    """
+    known = {module for each in inner for module in each.modules()}
+    others = [module for module in modules if module not in known]
+    return [
+        tower
+        for tower in (model.modules() if others else ())
+        if not contains_any(tower, inner)
+        and (stack := find_stack(tower))
+        and contains_any(stack.parent, others)
+    ]
+
+
 def other_towers(model: nn.Module, tables: Iterable[nn.Module]) -> set[nn.Module]:
     """The modules of those parts of a model that have blocks of their own beside the part that has
     the embedding tables and blocks: the images' beside the text's.

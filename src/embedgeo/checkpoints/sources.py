@@ -245,9 +245,10 @@ class Checkpoint:
         its latest checkpoint over.
         """
         step = self.step
-        if self.path is not None and not _SAYS_STEP.search(self.path.stem):
+        path = self.path
+        if path is not None and not (_SAYS_STEP.search(path.stem) and _named_position(path)):
             with suppress(ValueError):  # a folder holds none, nor need a file
-                step = stored_step(self.path)
+                step = stored_step(path)
         if step != self.step:
             raise ValueError(
                 f"a file must be loaded as it was listed; {self.name} was of step {self.step}, and "

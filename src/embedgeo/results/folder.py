@@ -243,14 +243,15 @@ class SweepFolder:
                     of_run[name] = of_run[name][: len(read_records(self._file(name)))]
         return runs
 
-    def with_samples(self, checkpoints: Iterable[str]) -> list[str]:
-        """Those of checkpoints that have a step and sampled rows."""
-        return [
-            name
-            for name in checkpoints
+    def with_samples(self, checkpoints: Mapping[str, pd.DataFrame]) -> list[str]:
+        """Those of checkpoints that have a step and sampled rows; of several of one step, one."""
+        of_steps = {
+            records["step"].iloc[0]: name
+            for name, records in checkpoints.items()
             if sample_file(self.path, name).exists()
             and self.facts(name).get("has_step") != "false"  # a final model has no step
-        ]
+        }
+        return [*of_steps.values()]
 
     def write(
         self,

@@ -20,7 +20,6 @@ from uuid import uuid4
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -662,10 +661,8 @@ class Monitor(ABC):
             )
         probe.attach()
         for name in ("token_ids", "mask", "word_ids"):
-            given = getattr(self, name)
-            if given is not None:  # a function, which may write into what it gets
-                given = given(apply_to_collection(batch, Tensor, torch.clone, allow_frozen=True))
-            setattr(probe, name, given)
+            function = getattr(self, name)
+            setattr(probe, name, None if function is None else function(batch))
 
     @_guarded
     def _detach(self) -> None:
