@@ -207,21 +207,6 @@ def entropy_rank(values):
     return np.exp(-sum(p * np.log(p) for p in values / values.sum() if p > 0))
 
 
-def alpha_req(x, window=(11, 99)):
-    """Stringer et al. 2019's fit, which Agrawal et al. 2022 take, as weighted normal equations; and
-    its R².
-    """
-    i = np.arange(window[0], min(window[1], np.shape(x)[1], len(x) - 1) + 1)
-    y, weights = np.log(variances(x)[i - 1]), np.diag(1 / i)
-    design = np.column_stack((-np.log(i), np.ones(len(i))))
-    fit = np.linalg.solve(design.T @ weights @ design, design.T @ weights @ y)
-    residual, spread = y - design @ fit, y - (y / i).sum() / (1 / i).sum()
-    return {
-        "alpha_req": fit[0],
-        "alpha_req_r2": 1 - residual @ weights @ residual / (spread @ weights @ spread),
-    }
-
-
 def isoscore(x):
     """Rudman et al. 2022, Algorithm 1, step by step (their n is the dimension)."""
     x = wide(x)

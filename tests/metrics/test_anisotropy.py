@@ -1,8 +1,7 @@
 import pytest
 import torch
-from torch.nn.functional import layer_norm
 
-from embedgeo.functional import anisotropy, power_law
+from embedgeo.functional import anisotropy
 from embedgeo.metrics import Anisotropy
 from tests import references
 from tests.data import assert_values, gaussian, generator, spectral, updated, wide_dtypes
@@ -20,7 +19,7 @@ def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     values = updated(
         Anisotropy(40, spectrum=spectrum), x, None, [slice(0, 100), slice(100, 300)]
     ).compute()
-    expected = references.spectrum(x.double()) | references.alpha_req(x.double())
+    expected = references.spectrum(x.double())
     others = x[:, torch.arange(40) != x.double().square().sum(0).argmax()].double()
     expected |= {
         "anisotropy_without_top_dim": references.spectrum(others)["anisotropy"],
@@ -79,32 +78,6 @@ def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_m
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Anisotropy(3, **arguments)
-
-
-@pytest.mark.parametrize(("n", "window"), [(400, (3, 20)), (60, (11, 99)), (20, (1, 2000))])
-def test_alpha_is_fitted_to_the_eigenvalues_of_the_window_that_the_rows_span(n, window):
-    x = 5 + spectral(n, [i**-1.3 for i in range(1, 121)])
-    eigenvalues = updated(Anisotropy(120, spectrum=True), x).eigenvalues()
-    values = dict(zip(("alpha_req", "alpha_req_r2"), power_law(eigenvalues, window), strict=True))
-    assert_values(values, references.alpha_req(x, window), rtol=1e-9)
-
-
-def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
-    x = spectral(300, [1.0] * 12 + [0.0] * 40)
-    for window, is_defined in (((10, 99), True), ((11, 99), False), ((60, 70), False)):
-        metric = updated(Anisotropy(52, spectrum=True), x @ torch.linalg.qr(gaussian(52, 52))[0])
-        for value in power_law(metric.eigenvalues(), window):
-            assert value.isnan() != is_defined
-
-
-@pytest.mark.parametrize("dim", [16, 64, 96])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alpha_of_normalised_rows_is_not_of_the_rounding_of_their_sum(dim, dtype):
-    x = 0.3 + spectral(2048, [i**-0.8 for i in range(1, dim + 1)])
-    wide, rows = (layer_norm(each, (dim,)) for each in (x, x.to(dtype)))
-    found = updated(Anisotropy(dim, spectrum=True), rows).compute()["alpha_req"]
-    expected, _ = references.alpha_req(wide, (11, min(99, dim - 1))).values()
-    assert float(found) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_sample_gives_the_values_of_its_rows():

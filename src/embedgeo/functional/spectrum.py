@@ -27,10 +27,6 @@ from embedgeo.functional.precision import (
 
 # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
 SMALL_DIM = 128
-# the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
-ALPHA_WINDOW = (11, 99)
-_FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
-_DROP = 1e-4  # factor from one fitted eigenvalue to the next, after which there is only rounding
 # elements of rows whose products are summed in float32, before they are added in float64
 _SCATTER_ELEMENTS = 1 << 22
 _CENTRED_ROWS = 1024  # rows centred at a time, so that they stay in the processor's cache
@@ -157,10 +153,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         Gaussian baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the
         normalised singular values; ``rankme``, the same of the rows as they are, not centred;
         ``effective_rank_eigenvalues``, the same of the λ; ``isoscore``; ``top5_share``, that of
-        λ₁..λ₅ in Σλ; ``anisotropy_without_top5``
-        λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All
-        but the baseline and the number are NaN where the rows do not vary, and ``rankme`` only
-        where they are 0, too.
+        λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All but the baseline and the number
+        are NaN where the rows do not vary, and ``rankme`` only where they are 0, too.
     """
     s = varying_scatter(scatter)
     variance = s.diagonal()
@@ -263,7 +257,6 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     dim, total = len(eigenvalues), eigenvalues.sum()
     participation = ratio(total.square(), eigenvalues.square().sum())
     rest = eigenvalues[5:]
-    alpha, r2 = power_law(eigenvalues)
     return {
         "effective_rank": entropy_rank(eigenvalues.sqrt()),
         "effective_rank_eigenvalues": entropy_rank(eigenvalues),
@@ -271,8 +264,6 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
         "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
         "top5_share": ratio(eigenvalues[:5].sum(), total),
         "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
-        "alpha_req": alpha,
-        "alpha_req_r2": r2,
     }
 
 
@@ -373,35 +364,6 @@ def entropy_rank(values: Tensor) -> Tensor:
     3.0
     """
     return torch.special.entr(ratio(values, values.sum())).sum().exp()
-
-
-def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tuple[Tensor, Tensor]:
-    """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
-
-    Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense
-    log i gets; R² has the same weights. Eigenvalues of the window that are 0 are left out, and so
-    are those after a drop to less than a ten-thousandth: the last one of normalised rows, which sum
-    to a constant, is their rounding. Of fewer than three both are NaN, and R² is where all λᵢ are
-    equal.
-
-    Args:
-        eigenvalues: shape (d,), in descending order.
-        window: the first and the last i, both of them fitted, counted from 1.
-
-    >>> alpha, r2 = power_law(torch.arange(1, 201, dtype=torch.float64) ** -0.7)
-    >>> round(alpha.item(), 6), round(r2.item(), 6)
-    (0.7, 1.0)
-    """
-    i = torch.arange(1, len(eigenvalues) + 1, dtype=eigenvalues.dtype, device=eigenvalues.device)
-    drops = (i[1:] > window[0]) & (eigenvalues[1:] < _DROP * eigenvalues[:-1])
-    used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > 0)
-    used[1:] &= drops.cumsum(0) == 0
-    weights = ratio(used / i, (used / i).sum())
-    x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
-    x, y = (values - torch.dot(weights, values) for values in (x, y))
-    xx, xy, yy = (torch.dot(weights, product) for product in (x * x, x * y, y * y))
-    xx = torch.where(used.sum() >= _FEWEST_FITTED, xx, 0)
-    return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
 def covariance_eigenvalues(scatter: Scatter) -> Tensor:

@@ -55,15 +55,6 @@ _SPECTRUM = {
         "λ₆ / Σλ beyond the fifth",
         "Anisotropy that is left without the five largest directions.",
     ),
-    "alpha_req": Term(
-        "α-ReQ",
-        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99",
-        "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them "
-        "hold most.",
-    ),
-    "alpha_req_r2": Term(
-        "R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."
-    ),
 }
 
 _TERMS = {
@@ -146,8 +137,7 @@ class Anisotropy(GeometryMetric):
     Args:
         dim: d, the width of the embeddings.
         spectrum: also compute ``effective_rank``, ``rankme``, ``effective_rank_eigenvalues``,
-            ``isoscore``, ``top5_share``, ``anisotropy_without_top5``,
-            ``alpha_req`` and ``alpha_req_r2``.
+            ``isoscore``, ``top5_share`` and ``anisotropy_without_top5``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
             averaged. Rows that fill no batch on their rank fill some with those of other ranks;
