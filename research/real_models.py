@@ -12,7 +12,6 @@ sampled rows; ``loss`` is in nats a token, where the model predicts tokens.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -82,7 +81,7 @@ def depth_table(
     options = ["--model", str(folder), "--steps", "final", "--save-samples", "true"]
     options += ["--num-tokens", str(num_tokens)]
     options += ["--seq-len", str(seq_len)] if seq_len else []
-    options += ["--text", json.dumps([*map(str, text)])] if text else []
+    options += ["--text", *map(str, text)] if text else []
     every, rest = (
         swept(sweeps / f"{folder.name}-{way}", [*options, *own]) for way, own in WAYS.items()
     )
