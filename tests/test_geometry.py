@@ -108,6 +108,10 @@ def test_ids_that_are_not_read_are_told():
     model, ids = Reads(), token_batch()["input_ids"]
     with pytest.warns(UserWarning, match="such as token ids, but no"), observe(model):
         model(input_ids=ids, states=torch.randn(*ids.shape, 4))
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Transformer(4, 2, 1, 1, 8, batch_first=True))
+    model.forward = lambda ids: model[1](model[0](ids), model[0](ids))
+    with pytest.warns(UserWarning, match="such as token ids, but no"), observe(model):
+        model(ids % 50)
 
 
 def test_first_positions_of_torchs_transformer_are_those_of_the_rows_shape():

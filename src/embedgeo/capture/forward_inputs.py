@@ -633,6 +633,7 @@ class ForwardInputs:
         transformers give the parts of a model what these need.
         """
         call = _RunningCall.of(module, args, kwargs)
+        self.has_unread_ids |= bool(call.integers) and not self.tables
         if not (_is_known(module) or call.padding.mask is None or call.token_ids is None):
             self.outer = call
 
