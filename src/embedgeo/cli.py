@@ -100,8 +100,8 @@ def report(
     """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
-        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event
-            files); several are compared with each other.
+        dirs: folders of sweeps, or of monitored runs (``history.parquet``); several are
+            compared with each other.
         out: the folder to write to, which several folders need; default: ``report`` in the one
             folder. An earlier report in it is replaced; a folder with anything else is refused.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.

@@ -40,8 +40,7 @@ def write_report(
     how far it is. What happened is also said on stderr.
 
     Args:
-        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event
-            files).
+        dirs: folders of sweeps, or of monitored runs (``history.parquet``).
         out: the folder to write to; default: ``report`` in the folder. Several folders, and a
             history itself, have none.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
