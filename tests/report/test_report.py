@@ -229,7 +229,7 @@ def bad_input(tmp_path, plain):
     return {
         "folders of runs": [tmp_path / "nosuch"],
         "no measurements": [tmp_path / "empty"],
-        "layer_index, width, metric, value, stderr missing": [tmp_path / "columns"],
+        "layer_index, width, metric, value, stderr, deviations missing": [tmp_path / "columns"],
         "holds something else": [plain, Path("--out"), tmp_path / "other"],
         "required": [],
         f"a report of several folders needs a folder of its own; got {plain}, {plain} without "

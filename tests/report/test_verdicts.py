@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
-from embedgeo import StepMonitor, compare, observe
+from embedgeo import EmbeddingMoments, StepMonitor, compare, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.report.verdicts import verdicts
 from embedgeo.results.folder import SweepFolder
@@ -151,6 +153,31 @@ def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
     same = row(folders[0], folders[0])
     assert (same["errors"], same["verdict"]) == (0.0, "does not differ")
     assert "does not differ, by 0 (0.0 standard errors)" in verdicts(first, first, [])[0][0]
+
+
+def test_of_monitors_with_the_same_probe_the_error_of_a_difference_is_paired(tmp_path):
+    probe = [token_batch(8, seed=1), token_batch(8, seed=2)]
+    means = []
+    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "jackknife": 4}
+    model = gpt_neox().eval()
+    for name in "ab":
+        nn.init.normal_(model.get_input_embeddings().weight[5])
+        folder = tmp_path / name
+        monitor = StepMonitor(model, probe=probe, on_error="raise", folder=folder, **options)
+        for step in range(3):
+            with monitor.step(step):
+                model(**token_batch())
+        monitor.close()
+        with torch.no_grad(), observe(model, **options) as geometry:
+            for batch in probe:
+                model(**batch)
+        geometry.records()
+        table = geometry.layer_tables()["jackknife"]
+        own = table[table["layer"].str.startswith("block") & (table["metric"] == "M_over_Q")]
+        means.append(own.groupby("group")["deviation"].mean())
+    found = row(tmp_path / "a", tmp_path / "b")
+    assert found["stderr"] == pytest.approx(np.linalg.norm(means[1] - means[0]), rel=1e-5)
+    assert 0 < found["stderr"] < np.linalg.norm(means) / 2
 
 
 def test_the_report_of_two_runs_begins_with_what_differs(tmp_path, capsys):

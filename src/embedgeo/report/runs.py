@@ -92,6 +92,9 @@ class Run:
     # over blocks; shaped as values, with layers of `MEANS`
     means_recorded: pd.DataFrame
     mean_errors_recorded: pd.DataFrame
+    # of the groups of the jackknife from these means: a column for each metric and mean, by step
+    # and group
+    deviations: pd.DataFrame
     baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
     # a column per metric of the whole model, such as the loss; the index is the step
     model: pd.DataFrame
@@ -195,7 +198,7 @@ class Run:
     def _recorded(self, table: pd.DataFrame, metric: str) -> pd.DataFrame:
         recorded = table.get(metric, pd.Series(index=table.index[:0]))
         of_means = recorded.unstack("layer").reindex(self.steps)
-        return of_means.rename(columns=lambda layer: _name_of_mean(layer.removesuffix("mean")))
+        return of_means.rename(columns=_name_of_mean)
 
     def mean_errors(self, metric: str) -> pd.DataFrame:
         """The standard errors of `means`, where they are recorded; else upper bounds: the means of
@@ -265,8 +268,9 @@ class Run:
 
 
 def _name_of_mean(part: str) -> str:
-    """The name of the mean over the blocks of a side."""
-    return f"{part.rstrip('.')} mean" if part else "mean over blocks"
+    """The name of the mean over the blocks of a side, from its layer or what that begins with."""
+    part = part.removesuffix("mean").rstrip(".")
+    return f"{part} mean" if part else "mean over blocks"
 
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
@@ -276,6 +280,10 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         drawable(_wide(records[are_means], ["step", "layer"], column))
         for column in ("value", "stderr")
     )
+    index = ["step", "layer", "metric"]
+    known = records[are_means].drop_duplicates(index, keep="last")
+    of_groups = known.reindex(columns=[*index, "deviations"]).dropna().explode("deviations")
+    of_groups["group"] = of_groups.groupby(level=0).cumcount()
     records = records[~are_means]
     of_model = is_of_model(records)
     at_layers = records[~of_model]
@@ -300,6 +308,9 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         widths=widths.where(widths > 0),
         means_recorded=means,
         mean_errors_recorded=of_means,
+        deviations=of_groups.pivot(
+            index=["step", "group"], columns=["metric", "layer"], values="deviations"
+        ).rename(columns=_name_of_mean, level="layer"),
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
         checkpoints=checkpoints,

@@ -11,7 +11,6 @@ from embedgeo.formatting import listed, number, with_error, with_minus
 from embedgeo.glossary import headlines, term
 from embedgeo.report.reference import IGNORED, require_like
 from embedgeo.report.runs import Results, Run, runs_in
-from embedgeo.results.parquet import read_table
 
 _ERRORS = 2  # standard errors beyond which means differ
 
@@ -30,9 +29,10 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
     """Compare the headlines of two runs at their last common step, as means over blocks. A final
     model, of no step, is compared with the last step of a run.
 
-    Where both runs were measured with ``jackknife=`` on the same sequences by sweeps, the standard
-    error of a difference is paired: what the choice of texts does to both cancels. Otherwise it is
-    that of independent values.
+    Where both runs were measured with ``jackknife=`` on the same sequences, by sweeps or as a
+    ``probe=`` of monitors (read from their history files), the standard error of a difference is
+    paired: what the choice of texts does to both cancels. Otherwise it is that of independent
+    values.
 
     Args:
         a: a run: a folder, a table, a history, a monitor or a `embedgeo.Geometry`.
@@ -169,30 +169,11 @@ def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
     column for each metric and mean, by step; NaN where the groups are others. There are none where
     the text is unknown.
     """
-    ours, theirs = (_mean_deviations(run) for run in (a, b))
-    if ours.empty or theirs.empty or "text_sha256" not in a.settings.keys() & b.settings.keys():
+    known = a.settings.keys() & b.settings.keys()
+    if a.deviations.empty or b.deviations.empty or known.isdisjoint({"text_sha256", "probe"}):
         return pd.DataFrame()
-    squares = (theirs - ours).pow(2).groupby("step")
+    squares = (b.deviations - a.deviations).astype(float).pow(2).groupby("step")
     return pd.DataFrame({step: each.sum(skipna=False) for step, each in squares}).T.pow(0.5)
-
-
-def _mean_deviations(run: Run) -> pd.DataFrame:
-    """Deviations of the groups of the jackknife from each mean over blocks: a column for each
-    metric and mean, by step and group.
-    """
-    by_step = {}
-    for step, path in run.tables.get("jackknife", {}).items():
-        table = read_table(path)
-        of_means = {
-            name: table[table["layer"].isin(blocks)].groupby(["group", "metric"])["deviation"]
-            for name, blocks in run.blocks.items()
-        }
-        means = {
-            name: each.sum(min_count=len(run.blocks[name])).unstack() / len(run.blocks[name])
-            for name, each in of_means.items()
-        }
-        by_step[step] = pd.concat(means, axis=1).swaplevel(axis=1)
-    return pd.concat(by_step, names=["step"]) if by_step else pd.DataFrame()
 
 
 def _range(seeds: Sequence[Run], metric: str, name: Any) -> pd.Series:

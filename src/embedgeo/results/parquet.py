@@ -46,8 +46,10 @@ SCHEMA = pa.schema(  # of the records of a sweep
 
 # that differ within a checkpoint
 RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
-# of the records of a training run
-HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
+# of the records of a training run, and the deviations of means from which errors are paired
+HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)]).append(
+    pa.field("deviations", pa.list_(pa.float32()))
+)
 PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
@@ -308,7 +310,7 @@ class HistoryFile:
         steps = written["step"]
         stays = (steps < added["step"][0]) & (steps <= self._start)
         later = written[~stays & (steps != self._start)]
-        is_again = pd.concat([added, later]).duplicated()[len(added) :]
+        is_again = pd.concat([added, later]).duplicated(HISTORY.names[:-1])[len(added) :]
         is_replaced = metadata.get(_WRITER) in self._replaces
         if not (is_replaced or (goes_on and is_again.all())):
             what = f", with another {listed(differing)}," if differing else ""

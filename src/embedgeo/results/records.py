@@ -42,6 +42,7 @@ class Record(TypedDict):
         metric: key of the metric.
         value: NaN where it is undefined.
         stderr: its standard error; NaN where it was not asked for.
+        deviations: of the groups of the jackknife, of a mean over blocks.
     """
 
     step: NotRequired[int]
@@ -51,10 +52,11 @@ class Record(TypedDict):
     metric: str
     value: float
     stderr: float
+    deviations: NotRequired[list[float]]
 
 
 class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
-    """Records of steps, kept in columns of 28 bytes a record.
+    """Records of steps without deviations, kept in columns of 28 bytes a record.
 
     An item is a new dict at each access, a slice is a list. They equal a list of the same records.
 
@@ -77,6 +79,7 @@ class Records(Sequence[Record]):  # noqa: PLW1641 (a list has no hash, either)
             place = self._places.setdefault(kind, len(self._kinds))
             if place == len(self._kinds):
                 self._kinds.append(record.copy())
+                self._kinds[-1].pop("deviations", None)
             row = record["step"], place, record["value"], record["stderr"]
             for column, item in zip(self._columns, row, strict=True):
                 column.append(item)
@@ -166,11 +169,11 @@ def block_means(
         value = sum(record["value"] for record in of_blocks) / len(of_blocks)
         known = [deviations.get((record["layer"], metric), ()) for record in of_blocks]
         of_groups = [sum(each) / len(each) for each in zip(*known, strict=False)]
-        stderr = math.hypot(*of_groups) if of_groups else math.nan
-        means.append(
-            of_blocks[-1]
-            | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": stderr}
-        )
+        mean = of_blocks[-1] | {"layer": f"{side}mean", "layer_index": -1, "value": value}
+        mean["stderr"] = math.nan
+        if of_groups:
+            mean |= {"stderr": math.hypot(*of_groups), "deviations": of_groups}
+        means.append(mean)
     return means
 
 

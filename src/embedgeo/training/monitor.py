@@ -997,7 +997,7 @@ class Monitor(ABC):
             added, why = list[Record](), self._broken.get(name, "")
             try:
                 if not why:
-                    copies = [Record(**record) for record in records]
+                    copies = [*Records(records)]
                     added = _added(step, listener(step, copies, geometry))
             except Exception as error:
                 if self.on_error == "raise":
