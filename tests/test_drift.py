@@ -15,6 +15,7 @@ from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 from tests.data import gaussian, generator
+from tests.files import events_of
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import moments
 
@@ -191,7 +192,11 @@ def test_a_checkpoint_that_comes_between_two_takes_the_drift_of_the_later_one(tm
         write(tmp_path, step, torch.arange(N))
     assert main(["drift", str(tmp_path)]) == 0
     assert "cka_to_previous" in {*load_results(tmp_path)["metric"]}
+    SweepFolder(tmp_path).rebuild()
     write(tmp_path, 1, torch.arange(N))
+    SweepFolder(tmp_path).rebuild()
+    (run,) = (tmp_path / "tensorboard").iterdir()
+    assert not [tag for tag in events_of(run).Tags()["scalars"] if "cka" in tag]
     assert {*load_results(tmp_path)["metric"]} == {"Q"}
     assert main(["drift", str(tmp_path)]) == 0
     found = load_results(tmp_path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from embedgeo import StepMonitor, observe
 from embedgeo.functional.rows import sequence_positions
-from tests.models import gpt_neox, token_batch
+from tests.models import NanoGPT, gpt_neox, token_batch
 from tests.observed import hidden_states, kept_rows, observed, rows_seen
 
 
@@ -335,3 +335,16 @@ def test_a_mask_of_the_kinds_of_attention_is_no_other_mask_of_padding():
     batch["global_attention_mask"] = torch.zeros_like(keep).index_fill_(1, torch.tensor(0), 1)
     rows, _ = rows_seen(observed(hf.LongformerModel(config).eval(), batch), "block.01")
     assert len(rows) == keep.sum()
+
+
+def test_ids_that_the_model_makes_targets_of_in_place_are_those_that_it_has_looked_up():
+    class WithLoss(NanoGPT):
+        def forward(self, idx):
+            logits = super().forward(idx)
+            idx[idx % 2 == 0] = -100
+            return logits
+
+    ids = token_batch()["input_ids"]
+    geometry = observed(WithLoss(), {"idx": ids.clone()})
+    for layer in ("block.02", "final_norm"):
+        assert torch.equal(rows_seen(geometry, layer)[1], ids.flatten())

@@ -5,6 +5,7 @@ import torch
 import transformers as hf
 from torch import nn
 
+from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.structure import token_embeddings
 from tests.models import VOCABULARY, Block, NanoGPT, Titan, gpt_neox, token_batch
 from tests.observed import layer_names, observed, rows_seen
@@ -54,6 +55,23 @@ class Tables(nn.Module):
 )
 def test_the_table_of_tokens_is_told_by_names_and_the_head(model, expected):
     assert token_embeddings(model) == [getattr(model, name) for name in expected]
+
+
+def test_a_weight_that_each_look_at_changes_is_left_alone():
+    model = NanoGPT()
+    head = nn.utils.parametrizations.spectral_norm(model.lm_head)
+    before = [each.clone() for each in head.buffers()]
+    observed(model.eval(), {"idx": token_batch()["input_ids"]})
+    ForwardInputs(model.train())
+    assert all(map(torch.equal, head.buffers(), before))
+
+
+def test_one_model_under_two_names_is_one():
+    model = gpt_neox()  # as Fabric has it on several ranks
+    named = nn.ModuleDict({"wrapper": nn.Sequential(model), "original": model})
+    named.forward = model.forward
+    rows, _ = rows_seen(observed(named, token_batch()), "block.01")
+    assert rows.shape == (48, 16)
 
 
 def test_of_tables_that_nothing_tells_apart_the_ids_must_fit():

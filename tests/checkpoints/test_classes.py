@@ -64,6 +64,20 @@ class MineForCausalLM(GPT2LMHeadModel):
 class MineTokenizer(PreTrainedTokenizerFast):
     pass
 """
+OWN_CODE = b"""
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from .scale import SCALE
+
+
+class MineConfig(GPT2Config):
+    model_type = "mine"
+
+
+class MineForCausalLM(GPT2LMHeadModel):
+    config_class = MineConfig
+    scale = SCALE
+"""
 CLASSES = {
     "AutoModel": "MineModel",
     "AutoModelForCausalLM": "MineForCausalLM",
@@ -167,6 +181,19 @@ def test_of_code_beside_a_known_model_type_it_must_be_said_whether_it_is_run(
     assert type(trusted).__name__ == trusted_class
     assert main(["doctor", str(tmp_path / "mine"), "--trust-remote-code", "true"]) == 0
     assert f"model      {trusted_class}," in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("modules")
+def test_each_model_runs_its_own_code_and_is_no_duplicate_of_one_with_other_code(tmp_path):
+    names = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    files = changed(GPT2, model_type="mine", architectures=["MineForCausalLM"], auto_map=names)
+    for scale in (1, 2):
+        code = {"mine.py": OWN_CODE, "scale.py": b"SCALE = %d" % scale}
+        write_files(tmp_path / f"run{scale}/step1", {**files, **code})
+    runs = [str(tmp_path / f"run{scale}") for scale in (1, 2)]
+    found = [*embedgeo.iter_checkpoints(runs, trust_remote_code=True)]
+    assert [each.duplicate_of for each in found] == [None, None]
+    assert [each.load().scale for each in (*found, *found)] == [1, 2, 1, 2]
 
 
 def test_code_of_a_configuration_alone_is_not_asked_about(tmp_path):

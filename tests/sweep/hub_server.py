@@ -9,6 +9,8 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+from huggingface_hub.utils.sha import git_hash
+
 LFS_SUFFIXES = (".safetensors", ".bin")
 
 
@@ -70,7 +72,7 @@ def _entry(path, data):
         "type": "file",
         "path": path,
         "size": len(data),
-        "oid": hashlib.sha1(b"blob" + data).hexdigest(),
+        "oid": git_hash(data),
     }
     if path.endswith(LFS_SUFFIXES):
         entry["lfs"] = {

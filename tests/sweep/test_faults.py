@@ -77,7 +77,7 @@ STRIKES = {  # by step: where, what happens there, words of the reason
     2: (WEIGHTS, (404,) * 9, "404"),
     3: (WEIGHTS, (401,) * 9, "401"),
     4: (WEIGHTS, (500,) * 30, "run the same command again"),  # which may pass by itself
-    5: (WEIGHTS, ("wrong",) * 9, "sha256"),
+    5: (WEIGHTS, ("wrong",) * 9, "hash that the Hub lists"),
     6: ((Checkpoint, "fetch"), FULL, "No space left"),
     7: ((Reader, "measure"), torch.OutOfMemoryError("out of memory"), "OutOfMemoryError: out of"),
     8: ((SweepFolder, "write"), FULL, "No space left"),

@@ -112,6 +112,17 @@ def test_a_sweep_that_evicts_only_reads_the_users_cache_and_mends_nothing_in_it(
 
 
 @pytest.mark.usefixtures("reader")
+def test_a_configuration_that_was_edited_in_the_users_cache_is_not_that_of_the_commit(
+    run, hub, options
+):
+    cached = Path(snapshot_download(REPOSITORY, revision=run["step0"]), "config.json").resolve()
+    cached.write_bytes(cached.read_bytes().replace(b"{", b'{"layer_norm_eps": 1,', 1))
+    hub.requests.clear()
+    assert sweep(REPOSITORY, **options, steps="0") == 0
+    assert run["step0"] in hub.downloads()
+
+
+@pytest.mark.usefixtures("reader")
 def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options):
     here, elsewhere = (
         Path(options["out"], f".embedgeo-{host}-999999999-downloads", "step0", "blobs")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, processors
-from transformers import SplinterConfig, SplinterModel
+from transformers import AutoTokenizer, SplinterConfig, SplinterModel
 
 import embedgeo
 from embedgeo.report.runs import read_folder
@@ -145,6 +145,22 @@ def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_pat
     write_files(tmp_path, {file.name: plain[file.name]})
     with pytest.raises(ValueError, match="special needs a tokenizer that names special tokens; "):
         sweep(tmp_path / "run", **said, ignore_token_ids="special")
+
+
+def test_another_special_token_leaves_out_other_rows_and_is_refused(tmp_path):
+    write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
+    options |= {"out": tmp_path / "out", "ignore_token_ids": "special"}
+    assert sweep(tmp_path / "run", **options) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/step1")
+    (common,) = tokenizer.tokenize(TEXT[0])[:1]  # has an id already
+    tokenizer.add_special_tokens({"additional_special_tokens": [common]})
+    tokenizer.save_pretrained(tmp_path / "run/step1")
+    write_files(tmp_path / "run/step2", checkpoint_files(2, "bert"))
+    tokenizer.save_pretrained(tmp_path / "run/step2")
+    with pytest.raises(ValueError, match="tokenizer no longer gives those"):
+        sweep(tmp_path / "run", **options)
 
 
 def test_runs_that_need_other_texts_are_not_of_one_model(tmp_path):

@@ -2,6 +2,7 @@
 in time.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.training.runs import (
     Answers,
     Manual,
     TinyLM,
+    UserError,
     ValidatedLM,
     fit,
     in_one_process,
@@ -120,6 +122,42 @@ def test_early_stopping_waits_for_the_first_measurement(tmp_path):
     _, run = fit(tmp_path, stop, monitor, module=ValidatedLM(), **options)
     assert stop.strict
     assert 4 <= run.global_step < 10
+
+
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_acts_on_a_value_that_is_missing_does_not_end_training(tmp_path, is_known):
+    class Scheduled(ValidatedLM):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            options = {"monitor": "geometry.V/mean", "interval": "step", "frequency": 1}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **options}}
+
+    def forward(module, batch):
+        if not is_known:
+            raise UserError
+        module(batch)
+
+    answer = {"once": torch.tensor(1)}
+    metrics = lambda dim: [*moments(dim), Answers(answer)]  # noqa: E731
+    options = {"metrics": metrics, "listeners": [lambda *_: answer.clear()]}
+    monitor = GeometryMonitor(1, probe=held_out(), probe_forward=forward, **options)
+    stop = EarlyStopping("geometry.once/mean", check_on_train_epoch_end=False)
+    saved = ModelCheckpoint(tmp_path, monitor="geometry.once/block.01", save_top_k=-1)
+    with nullcontext() if is_known else pytest.warns(UserWarning, match="is off"):
+        _, run = fit(
+            tmp_path,
+            *(monitor, stop, saved),
+            module=Scheduled(),
+            max_steps=4,
+            val=loader(4),
+            val_check_interval=1,
+            enable_checkpointing=True,
+        )
+    assert run.global_step == 4
+    assert saved.best_k_models
+    assert (stop.strict, run.lr_scheduler_configs[0].strict) == (True, True)
 
 
 def test_a_key_that_the_newest_measurement_lacks_has_no_value_of_an_older_one(tmp_path):

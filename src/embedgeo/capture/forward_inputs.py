@@ -833,6 +833,7 @@ class ForwardInputs:
         """Take ids that a table is called with, beside others of their shape: those of an earlier
         call in the same pass, and those that the model is given and has replaced some of.
         """
+        kept = ids.clone()  # the model may go on to make targets of them, in place
         before = self.token_ids.get((table, ids.shape, 0))
         if before is not None and not _equal(before, ids):
             is_later = self.forward.has_rows
@@ -841,9 +842,9 @@ class ForwardInputs:
                 self.forward.has_rows = False
             else:
                 of_next, number = (self._later_ids, 0) if is_later else (self.token_ids, 1)
-                of_next[table, ids.shape, number] = ids
+                of_next[table, ids.shape, number] = kept
                 return
-        self.token_ids[table, ids.shape, 0] = ids
+        self.token_ids[table, ids.shape, 0] = kept
         given = [call.token_ids.to(ids) for call in self._running if call.token_ids is not None]
         if given and given[-1].shape == ids.shape and not _equal(given[-1], ids):
             self.token_ids[table, ids.shape, 1] = given[-1]

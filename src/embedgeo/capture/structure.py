@@ -72,9 +72,9 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
     """Raise ValueError if there are several, side by side, as a teacher and a student are: Hugging
     Face models, or lists of blocks in a model written ``by_hand``, which is none of transformers'.
     """
-    beside = [name for name, _ in _hugging_face_models(model)]
+    beside = _hugging_face_models(model)
     if len(beside) > 1:
-        raise _several(model, beside)
+        raise _several(model, [*beside.values()])
     measured = measured_model(model)
     paths = {module: name for name, module in measured.named_modules()}
     is_known = type(measured).__module__.startswith("transformers.")
@@ -128,22 +128,23 @@ def model_of(model: nn.Module, modules: Collection[nn.Module]) -> nn.Module:
     """The one of several Hugging Face models side by side that has these modules, or ``model``.
     ValueError if no one of them has all.
     """
-    beside = dict(_hugging_face_models(model))
-    for each in beside.values() if len(beside) > 1 else ():
+    beside = _hugging_face_models(model)
+    for each in beside if len(beside) > 1 else ():
         if all(module in each.modules() for module in modules):
             return each
     if len(beside) > 1:
-        raise _several(model, [*beside])
+        raise _several(model, [*beside.values()])
     return model
 
 
-def _hugging_face_models(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost ones and their names."""
+def _hugging_face_models(module: nn.Module, name: str = "") -> dict[nn.Module, str]:
+    """The outermost ones, each once, and their names."""
     if is_hugging_face(module):
-        yield name, module
-        return
+        return {module: name}
+    found = dict[nn.Module, str]()
     for key, child in module.named_children():
-        yield from _hugging_face_models(child, f"{name}.{key}" if name else key)
+        found |= _hugging_face_models(child, f"{name}.{key}" if name else key)
+    return found
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
@@ -406,7 +407,9 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
             tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
             return tied or ([table] if isinstance(table, nn.Module) else [])
     outside = _outside_blocks(submodel)
-    head_weights = {id(module.weight) for module in outside if isinstance(module, nn.Linear)}
+    # to ask a parametrization for a weight may change it
+    weights = {each: each._parameters.get("weight", each) for each in outside}  # noqa: SLF001
+    head_weights = {id(weights[each]) for each in outside if isinstance(each, nn.Linear)}
     words = {
         table: _words(table, name)
         for table, name in outside.items()
@@ -415,7 +418,7 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     tables = [
         table
         for table in words
-        if id(table.weight) in head_weights or not any(map(_NO_TOKENS.fullmatch, words[table]))
+        if id(weights[table]) in head_weights or not any(map(_NO_TOKENS.fullmatch, words[table]))
     ]
     return [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))] or tables
 

@@ -119,10 +119,14 @@ class Contents:
 
     @property
     def config_digest(self) -> str:
-        """Digest of ``config.json``: the same weights give other results with another
-        configuration.
+        """Digests of ``config.json`` and trusted code: the same weights give other results with
+        others.
         """
-        return next((file.digest for file in self.others if file.name == "config.json"), "")
+        return "".join(
+            file.digest
+            for file in self.others
+            if file.name == "config.json" or file.name.endswith(".py")
+        )
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

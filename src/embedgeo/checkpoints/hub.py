@@ -11,6 +11,7 @@ from typing import TypeVar
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.sha import git_hash
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 from embedgeo.formatting import reason
@@ -54,7 +55,7 @@ def list_files(repository: str, commit: str) -> list[StoredFile]:
 
 
 def fetch(repository: str, commit: str, contents: Contents, cache: Path | None = None) -> Path:
-    """The folder with the files of a commit, whose weights have the hashes that the Hub lists.
+    """The folder with the files of a commit, which have the hashes that the Hub lists.
 
     Files are used from the user's cache if all are there and as listed. Otherwise all are
     downloaded, into a ``cache`` of their own if given; lost connections, server errors, truncated
@@ -78,13 +79,14 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
     for file in contents.files:
         if not (folder / file.name).is_file():
             return f"{file.name} must be among the files of the commit; it is not."
-        if not file.digest.startswith("git:"):
+        if file.digest.startswith("git:"):
+            got = f"git:{git_hash((folder / file.name).read_bytes())}"
+        else:
             got = hashed_file(folder / file.name).digest
-            if got != file.digest:
-                return (
-                    f"{file.name} must have the sha256 {file.digest}, as the Hub lists it; it has "
-                    f"{got}."
-                )
+        if got != file.digest:
+            return (
+                f"{file.name} must have the hash that the Hub lists, {file.digest}; it has {got}."
+            )
     return ""
 
 

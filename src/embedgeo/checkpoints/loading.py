@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -85,6 +86,8 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
         return dict(pairs)
 
     json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
+    if trust_remote_code:
+        _unload_other_code(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
     with _explaining(folder / "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=bool(trust_remote_code)
@@ -92,6 +95,16 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
     if trust_remote_code is None and _code(config):
         raise ValueError(f"config.json: {_CODE}.")
     return config
+
+
+@lru_cache(maxsize=1)
+def _unload_other_code(code: bytes) -> None:
+    """Unload what came with models, unless it is this code: transformers takes what it has loaded
+    under a name, or for a configuration, for all that have it.
+    """
+    for name in [*sys.modules]:
+        if name.startswith("transformers_modules."):
+            del sys.modules[name]
 
 
 def _code(config: Any) -> list[str]:

@@ -266,12 +266,13 @@ class Checkpoint:
         """The files to load with their hashes, which the Hub lists and which are computed for local
         files; of local weights only if asked for.
         """
+        with_code = bool(self.trust_remote_code)
         if self.path is None:
             files = hub.list_files(self.model, self.commit)
-            return needed_files(files, with_code=bool(self.trust_remote_code))
+            return needed_files(files, with_code=with_code)
         if self.step == UNREADABLE:
             stored_step(self.path)
-        weights, others = local_files(self.path)
+        weights, others = local_files(self.path, with_code=with_code)
         listed = (StoredFile(path.name, path.stat().st_size, "") for path in weights)
         return Contents(
             tuple(map(hashed_file, weights) if with_hashes else listed),
@@ -290,15 +291,16 @@ class Checkpoint:
         )
 
 
-def local_files(path: Path) -> tuple[list[Path], list[Path]]:
+def local_files(path: Path, *, with_code: bool = False) -> tuple[list[Path], list[Path]]:
     """The weights of a local checkpoint, and the other files that are needed."""
     if path.is_file():
         return [path], []
-    needed = needed_files(
+    files = (
         StoredFile(p.name, p.stat().st_size, "")
         for p in path.iterdir()
         if p.is_file() or p.name.startswith("pytorch_model_fsdp_")  # named with its remedy
     )
+    needed = needed_files(files, with_code=with_code)
     return [path / file.name for file in needed.weights], [
         path / file.name for file in needed.others
     ]

@@ -451,8 +451,9 @@ def sequence_numbers(
 
 
 def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
-    """Marks of the positions that begin a sequence: the first of each row, and those with the
-    smallest position id from which ids grow by one. Ids that never do, as zeros, mark none.
+    """Marks of the positions that begin a sequence: the first of each row, and, unless its ids grow
+    all along, those with the smallest position id from which ids grow by one. Ids that never do,
+    as zeros, mark none.
     """
     starts = torch.zeros(
         shape, dtype=torch.bool, device="cpu" if position_ids is None else position_ids.device
@@ -461,5 +462,5 @@ def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
     if position_ids is not None and shape[1] > 1:
         before, after = position_ids[:, :-1], position_ids[:, 1:]
         first = torch.where(after - before == 1, before, torch.iinfo(torch.int32).max).amin()
-        starts[:, 1:] = after == first
+        starts[:, 1:] = (after == first) & (after <= before).any(1, keepdim=True)
     return starts

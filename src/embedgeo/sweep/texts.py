@@ -110,10 +110,10 @@ class ProbeText:
 
     @property
     def sha256(self) -> str:
-        """The sha256 of the tokens and their texts."""
-        if self.is_even:
-            return hash_ids(self.token_ids.view(len(self.lengths), -1))
-        return hash_ids(torch.cat((self.lengths, self.token_ids)))
+        """The sha256 of the tokens, of their texts, and of what they count for."""
+        of_words = [] if self.words is None else [self.words.word_ids, self.words.word_types]
+        parts = (self.lengths, self.token_ids, self.counted, self.masked, self.types, *of_words)
+        return hash_ids(torch.cat([part.long() for part in parts if part is not None]))
 
     def batches(self, batch_size: int, fill: int) -> list[Batch]:
         """Batches of texts sorted by length; the token ``fill`` fills up the shorter ones."""

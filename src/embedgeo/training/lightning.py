@@ -1,5 +1,6 @@
 """The monitor as a Lightning callback."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -7,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
@@ -136,7 +136,9 @@ class GeometryMonitor(Monitor, Callback):
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
-        self._made_lenient: list[EarlyStopping] = []
+        self._made_lenient: list[Any] = []  # what acts on a value, and would raise without one
+        self._scores = set[str]()  # tags by which checkpoints are kept
+        self._known = set[str]()  # tags that have had a value
         self._left: list[Tensor] = []  # numbers of a few parameters after the last batch
         self._are_moved = False  # by the run itself, after each batch
 
@@ -162,16 +164,17 @@ class GeometryMonitor(Monitor, Callback):
                 "pytorch_lightning, for the module, callbacks and loggers, too."
             )
         self._reset()  # Lightning loads the state of a checkpoint after setup
-        for checkpoint in trainer.checkpoint_callbacks if self.probe is None else []:
-            if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
-                raise ValueError(
-                    f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; "
-                    "that of a training batch is of the weights before the step. Give "
-                    "GeometryMonitor held-out batches: probe=."
-                )
+        self._trainer = trainer
+        tags = (getattr(each, "monitor", None) for each in trainer.checkpoint_callbacks)
+        self._scores = {tag for tag in tags if tag and self._is_own(tag)}
+        for tag in self._scores if self.probe is None else ():
+            raise ValueError(
+                f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; "
+                "that of a training batch is of the weights before the step. Give "
+                "GeometryMonitor held-out batches: probe=."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._trainer = trainer
         strategy = trainer.strategy
         group = None
         if isinstance(strategy, ModelParallelStrategy):
@@ -191,12 +194,12 @@ class GeometryMonitor(Monitor, Callback):
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
-        for callback in trainer.early_stopping_callbacks:
-            tag = callback.monitor
-            if callback.strict and self._is_own(tag) and tag not in trainer.callback_metrics:
+        followers: list[Any] = [*trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs]
+        for each in followers:
+            if each.strict and self._is_own(each.monitor or ""):
                 # there may be no value yet, or none at all: validation would end the run
-                callback.strict = False
-                self._made_lenient.append(callback)
+                each.strict = False
+                self._made_lenient.append(each)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -243,17 +246,20 @@ class GeometryMonitor(Monitor, Callback):
         )
         return "other weights"
 
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        for tag in self._scores:  # ModelCheckpoint takes NaN for the worst, and raises without it
+            self._trainer.callback_metrics.setdefault(tag, torch.tensor(math.nan))
+
     def _stop(self) -> None:
-        self._make_strict()
+        for each in self._made_lenient:
+            each.strict = True
+        self._made_lenient.clear()
         super()._stop()
         self._left = []
+        self._scores = set()
         if hasattr(self, "_trainer"):
             del self._trainer
-
-    def _make_strict(self) -> None:
-        for callback in self._made_lenient:
-            callback.strict = True
-        self._made_lenient.clear()
 
     def _is_own(self, tag: str) -> bool:
         # a longer prefix is another's
@@ -299,9 +305,11 @@ class GeometryMonitor(Monitor, Callback):
         metrics = self._trainer.callback_metrics
         for tag in self._last_values.keys() - scalars.keys():
             metrics.pop(tag, None)  # no value of these weights
+        self._known |= self._last_values.keys() | scalars.keys()
         self._last_values = scalars
-        metrics.update(_tensors(scalars))
-        self._make_strict()
+        metrics.update(_tensors(dict.fromkeys(self._scores & self._known, math.nan) | scalars))
+        for each in self._made_lenient:
+            each.strict = each.monitor not in self._known
         logged = self._scalars(records)
         for logger in self._trainer.loggers:
             logger.log_metrics(logged, step=step)

@@ -1174,7 +1174,7 @@ def _added(step: int, records: Iterable[Mapping[str, Any]] | None) -> list[Recor
     """
     made = list[Record]()
     for record in () if records is None else records:
-        keys = [key for key in Record.__annotations__ if key != "step"]
+        keys = [key for key in Record.__annotations__ if key not in ("step", "deviations")]
         if {*record} - {"step"} != {*keys}:
             raise ValueError(
                 f"a listener must return records with the keys {listed(keys)}; got {record!r}."
