@@ -30,6 +30,7 @@ from embedgeo.results.files import (
     require_writable,
 )
 from embedgeo.results.parquet import (
+    RECORD_COLUMNS,
     SCHEMA,
     TABLES,
     MonitoredRun,
@@ -399,8 +400,9 @@ def with_means(
     frames = [*checkpoints]
     means = list[pd.DataFrame]()
     for frame, path in zip_longest(frames, jackknife):
-        records: list[Any] = frame.to_dict("records")
-        means.append(pd.DataFrame(block_means(records, deviations=_deviations(path))))
+        of_blocks = block_means(to_records(frame), deviations=_deviations(path))
+        shared = frame.columns.difference([*RECORD_COLUMNS])
+        means.append(pd.DataFrame(of_blocks).assign(**frame[shared].iloc[0]))
     return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)
 
 
