@@ -46,7 +46,8 @@ _TOKENS = re.compile(
     re.IGNORECASE,
 )
 _SAYS_STEP = re.compile("step|iter", re.IGNORECASE)  # the file may hold another one
-_EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
+# Lightning's file names count both
+_EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?|[-_]epoch[-_=]?\d+$", re.IGNORECASE)
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
     r"[^a-z\d]{0,3})\d|^\d+$|(?:^|[-_])\d[\d.]*[kmbt]t?$"  # and tokens alone, as 100B
@@ -89,7 +90,7 @@ def parse_position(name: str) -> Position | None:
     after = name[match.end() :]
     if tokens := _TOKENS.search(name, match.end()):
         after = name[match.end() : tokens.start()] + name[tokens.end() :]
-    series = _EPOCH.sub("", name[: match.start("number")]) + after
+    series = _EPOCH.sub("", name[: match.start("number")] + after)
     return Position(_amount(match), tokens and _amount(tokens), series)
 
 
