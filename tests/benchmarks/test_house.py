@@ -6,7 +6,7 @@ from pathlib import Path
 
 import embedgeo
 
-TOKENS = 158132
+TOKENS = 157998
 """Most Python tokens of the package. The number goes down with what is removed."""
 
 _NO_CODE = {
