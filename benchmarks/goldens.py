@@ -19,6 +19,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ from torch import Tensor
 
 import embedgeo
 from embedgeo import EmbeddingMoments, IntrinsicDimension, TokenMoments
-from embedgeo.metrics import full_metrics
+from embedgeo.metrics import default_metrics
 
 Values = dict[str, list[float]]
 """By name of case, layer and key: the value, or the value and its standard error."""
 
 WIDTHS = (5, 64, 300, 768)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+EVERY_NUMBER = partial(default_metrics, spectrum=True, id_batches=4, anisotropy_batch=4096)
 NUM_RANKS = 2
 TIGHT = 1e-9
 LOOSE = 1e-6
@@ -90,7 +92,7 @@ def batches(dim: int, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
 def metrics_of_rows(dim: int) -> dict[str, list[Any]]:
     """Every metric, in sets whose keys do not meet."""
     return {
-        "full": full_metrics(dim, anisotropy_batch=128),
+        "full": EVERY_NUMBER(dim, anisotropy_batch=128),
         "moments": [EmbeddingMoments(dim)],
         "counted": [TokenMoments(dim, count_range=(2, 50), regression_count_range=(2, 1000))],
         "batches": [IntrinsicDimension(dim, batch_size=256, num_batches=2, seed=3)],
@@ -133,7 +135,7 @@ def of_model() -> Values:
     kinds: dict[str, dict[str, Any]] = {
         "default": {},
         "default jackknife": {"jackknife": 4},
-        "full jackknife": {"metrics": full_metrics, "jackknife": 4},
+        "full jackknife": {"metrics": EVERY_NUMBER, "jackknife": 4},
         "bfloat16 jackknife": {"jackknife": 4},
         "coordinate": {},
     }

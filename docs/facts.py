@@ -20,7 +20,7 @@ from embedgeo.functional import anisotropy_null
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import layer_values
 from embedgeo.glossary import GROUPS, OWN, in_order, is_without, term
-from embedgeo.metrics import IntrinsicDimension, default_metrics, full_metrics
+from embedgeo.metrics import IntrinsicDimension, default_metrics
 from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.metrics.layer import LayerMetrics
@@ -168,7 +168,7 @@ def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
     )
     centers = torch.randn(2, num_types, dim, generator=random)
     x = 1 + centers[0][ids] + centers[1][ids.roll(-1)] + torch.randn(n, dim, generator=random)
-    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512)
+    metrics: list[Metric] = default_metrics(dim, spectrum=True, anisotropy_batch=512)
     metrics.append(IntrinsicDimension(dim, batch_size=512, num_batches=4))
     others = [kind for kind in _classes() if kind not in map(type, metrics) and _is_of_width(kind)]
     metrics += [kind(dim) for kind in others]

@@ -15,7 +15,7 @@ from dark import save
 from nbclient import NotebookClient
 from PIL import Image
 
-NAMES = ("profile", "composition", "dynamics", "heatmap")
+NAMES = ("profile", "dynamics", "heatmap")
 
 if __name__ == "__main__":
     notebook = nbformat.read(Path(__file__).parent.parent / "examples" / "quickstart.ipynb", 4)

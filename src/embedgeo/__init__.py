@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         IntrinsicDimension as IntrinsicDimension,
         TokenMoments as TokenMoments,
         default_metrics as default_metrics,
-        full_metrics as full_metrics,
         streaming_metrics as streaming_metrics,
     )
     from embedgeo.plotting import plot as plot
@@ -43,7 +42,6 @@ _MODULES = {  # by public name
     "compare": "report.verdicts",
     "default_metrics": "metrics",
     "describe": "doctor",
-    "full_metrics": "metrics",
     "iter_checkpoints": "checkpoints.iteration",
     "load_results": "results",
     "load_sample": "results.samples",

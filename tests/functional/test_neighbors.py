@@ -112,7 +112,10 @@ def smallest(distances):
 def assert_nearest(x, apart=None, together=None):
     """The two nearest distances are those of brute force."""
     expected = smallest(all_distances(x, apart, together))
-    got = two_nearest_distances(x, apart, together)
+    got = two_nearest_distances(x)
+    if apart is not None or together is not None:
+        neighbors = Neighbors(x)
+        got = neighbors.nearest(neighbors.every, apart, together).distances
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
@@ -151,10 +154,9 @@ def test_neighbours_by_label(n, labels, alike):
 def test_places_are_those_of_the_neighbours_among_some_rows(n):
     x, labels = gaussian(n, 24).float(), torch.arange(n) % 20
     searched = Neighbors(x)
-    for rows in (None, torch.randperm(n, generator=generator())[: 2 * n // 3]):
-        of_rows = x if rows is None else x[rows]
-        together = labels if rows is None else labels[rows]
-        for wanted in (None, together):
+    for rows in (searched.every, torch.randperm(n, generator=generator())[: 2 * n // 3]):
+        of_rows = x[rows]
+        for wanted in (None, labels[rows]):
             nearest = searched.nearest(rows, together=None if wanted is None else labels)
             expected = all_distances(of_rows, together=wanted)
             places = expected.gather(1, nearest.places)

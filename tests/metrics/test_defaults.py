@@ -21,7 +21,7 @@ from embedgeo import (
     TokenMoments,
     describe,
 )
-from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
+from embedgeo.metrics import default_metrics, streaming_metrics
 from embedgeo.metrics.base import state_bytes
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.memory import SeenRows, planned_memory
@@ -47,7 +47,6 @@ def test_the_default_metrics_have_a_sample_where_a_scatter_is_too_large():
 
 def test_what_only_a_scatter_tells_keeps_it():
     for metrics in (
-        full_metrics(8192),
         default_metrics(8192, spectrum=True),
         streaming_metrics(8192, anisotropy_batch=9),
     ):

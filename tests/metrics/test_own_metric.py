@@ -38,17 +38,10 @@ def run(tmp_path_factory):
     return folder, monitor
 
 
-def test_its_name_unit_and_meaning_are_in_tensorboard(run):
+def test_its_name_is_in_tensorboard(run):
     folder, _ = run
     events = events_of(folder)
     assert {f"geometry.{key}/block.00" for key in KEYS} <= {*events.Tags()["scalars"]}
-    texts = [tag for tag in events.Tags()["tensors"] if "what the numbers mean" in tag]
-    (explanation,) = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in texts]
-    row = (
-        "| positive_share | positive entries | share of all entries | Half where the cloud is "
-        "centred at zero. |"
-    )
-    assert row in explanation
     layout = (
         events.Tensors("custom_scalars__config__")[0]
         .tensor_proto.string_val[0]

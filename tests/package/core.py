@@ -10,6 +10,7 @@ import io
 import logging
 import re
 import sys
+from functools import partial
 from importlib import import_module
 from math import isnan
 from pathlib import Path
@@ -120,9 +121,8 @@ def trained_by_hand(folder):
     model = Model()
     writer = SummaryWriter(folder)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    monitor = embedgeo.StepMonitor(
-        model, 1, log=writer, on_error="raise", metrics=embedgeo.full_metrics
-    )
+    metrics = partial(embedgeo.default_metrics, spectrum=True)
+    monitor = embedgeo.StepMonitor(model, 1, log=writer, on_error="raise", metrics=metrics)
     for step, batch in enumerate(batches()):
         with monitor.step(step, batch):
             loss_of(model, batch).backward()

@@ -71,5 +71,6 @@ def test_pictures_are_drawn_at_the_first_measurement_at_each_doubling_and_at_the
     writer.flush()
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
     assert [each.step for each in events.Images("geometry.curves/M")] == drawn
-    (_,) = events.Tensors("geometry/what the numbers mean/text_summary")
+    texts = events.Tensors("geometry/what happened/text_summary")
+    assert [each.step for each in texts] == drawn
     illustrations.write([writer], [], last=True)  # a history that was cleared

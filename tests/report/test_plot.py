@@ -1,6 +1,5 @@
 """`embedgeo.plot`: the report's drawings, whatever holds the results."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import matplotlib as mpl
@@ -14,13 +13,6 @@ from embedgeo.report import figures
 from tests.report.synthetic import make_models
 
 METRIC = "M_over_Q"
-KINDS = {  # what the report draws of a run, and how it is asked for here
-    **{
-        kind: (partial(getattr(figures, kind), metric=METRIC), {"kind": kind, "metric": METRIC})
-        for kind in ("dynamics", "profile", "heatmap")
-    },
-    "by layer": (figures.composition, {"kind": "composition"}),
-}
 
 
 def shown(ax):
@@ -44,14 +36,13 @@ def require_same(one, other):
             np.testing.assert_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dynamics", "profile", "heatmap"])
 def test_figures_are_those_of_the_report(sweep, run, kind):
-    of_report, options = KINDS[kind]
     with style():
-        expected = of_report(run).figure
+        expected = getattr(figures, kind)(run, METRIC).figure
     mpl.get_backend()  # is chosen when it is asked for
     before = mpl.rcParams.copy()
-    found = plot(sweep, **options)
+    found = plot(sweep, kind, METRIC)
     assert mpl.rcParams == before
     require_same(found, expected)
     assert words(found) == words(expected)
@@ -80,12 +71,9 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
 
 def test_of_several_runs_one_is_chosen(tmp_path):
     folder = make_models(tmp_path / "models", {"lab/one": 2, "lab/two": 3}, metrics=("M", "Q"))
-    for results in (folder, load_results(folder)):
-        with pytest.raises(ValueError, match=r"results has 2: choose one by run=, of .*one, .*two"):
+    table = load_results(folder)
+    for results in (folder, table):
+        with pytest.raises(ValueError, match=r"results has 2\. Give the rows of one: "):
             plot(results, "profile", "M")
-        with pytest.raises(ValueError, match=r"run must be one of those in results: .* 'three'"):
-            plot(results, "profile", "M", run="three")
-        for name in ("lab/two", "two"):
-            (ax, *_) = plot(results, "profile", "M", run=name).axes
-            assert len(ax.lines[0].get_xdata()) == 5
-    assert plot(folder, "profile", "M", run="one").axes
+    (ax, *_) = plot(table[table["run"] == "lab--two"], "profile", "M").axes
+    assert len(ax.lines[0].get_xdata()) == 5

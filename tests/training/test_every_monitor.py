@@ -1,5 +1,7 @@
 """What every monitor promises, whatever trains the model: one set of tests for all of them."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 import torch
@@ -7,7 +9,7 @@ from accelerate.data_loader import prepare_data_loader
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
-from embedgeo import Drift, full_metrics
+from embedgeo import Drift, default_metrics
 from embedgeo.training.batches import kept_generators
 from tests.models import hooks
 from tests.training.runs import (
@@ -86,7 +88,8 @@ def test_all_have_the_same_numbers(tmp_path):
 def test_training_is_bit_for_bit_what_it_is_without_them(way, tmp_path):
     common = {"jackknife": 2, "on_error": "raise"}
     layers = ["embed", "mean(last2)"]
-    whole = {"every_n_steps": 4, "window": 2, "metrics": full_metrics, "layers": [*layers, "*.mlp"]}
+    every_number = partial(default_metrics, spectrum=True, id_batches=4, anisotropy_batch=4096)
+    whole = {"every_n_steps": 4, "window": 2, "metrics": every_number, "layers": [*layers, "*.mlp"]}
     held = {"every_n_steps": 3, "probe": held_out(), "listeners": [Drift()], "prefix": "held"}
     settings = {"accumulate": 2, "dropout": 0.1, "evaluates": True}
     plain = train(way, tmp_path / "plain", **settings)

@@ -50,7 +50,7 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
         assert shown in layout
     assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
     assert events.Images("held.profile/anisotropy")
-    assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
+    assert "geometry/what happened/text_summary" in events.Tags()["tensors"]
 
 
 def test_training_whose_ranks_repeat_rows_is_refused(tmp_path):

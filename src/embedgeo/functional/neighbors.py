@@ -50,9 +50,7 @@ the mean.
 """
 
 
-def two_nearest_distances(
-    x: Tensor, apart: Tensor | None = None, together: Tensor | None = None
-) -> Tensor:
+def two_nearest_distances(x: Tensor) -> Tensor:
     """Return the Euclidean distances of every row to its nearest and second nearest other row.
 
     Exact duplicates have distance 0. Settings of the process, such as the precision of products in
@@ -61,10 +59,6 @@ def two_nearest_distances(
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        apart: labels, shape (n,), int64; rows of one label are not each other's neighbours.
-            Default: all may be.
-        together: labels, shape (n,), int64; only rows of one label are each other's neighbours.
-            Default: all may be.
 
     Returns:
         Shape (n, 2), float64 (float32 on a device without), ascending, within 1e-6 relative of a
@@ -75,7 +69,8 @@ def two_nearest_distances(
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return Neighbors(x).nearest(apart=apart, together=together).distances
+    neighbors = Neighbors(x)
+    return neighbors.nearest(neighbors.every).distances
 
 
 class Nearest(NamedTuple):
@@ -143,18 +138,20 @@ class Neighbors:
 
     def nearest(
         self,
-        rows: Tensor | None = None,
+        rows: Tensor,
         apart: Tensor | None = None,
         together: Tensor | None = None,
     ) -> Nearest:
         """Find the two nearest of some rows among these.
 
         Args:
-            rows: indices of these rows, shape (m,); default: all. Places are among them.
-            apart: labels of all rows, shape (n,), int64: see `two_nearest_distances`.
-            together: labels of all rows.
+            rows: indices of these rows, shape (m,): all of them are ``every``. Places are among
+                them.
+            apart: labels of all rows, shape (n,), int64; rows of one label are not each other's
+                neighbours. Default: all may be.
+            together: labels of all rows; only rows of one label are each other's neighbours.
+                Default: all may be.
         """
-        rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
         if self._distances is not None:
             distances = self._distances

@@ -7,7 +7,6 @@ from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
     default_metrics,
-    full_metrics,
     streaming_metrics,
 )
 from embedgeo.metrics.dimension import IntrinsicDimension
@@ -21,7 +20,6 @@ __all__ = [
     "IntrinsicDimension",
     "TokenMoments",
     "default_metrics",
-    "full_metrics",
     "streaming_metrics",
 ]
 

@@ -1,4 +1,4 @@
-"""Sets of metrics for a layer, given its width: the default, the streaming and the full one."""
+"""Sets of metrics for a layer, given its width: the default and the streaming one."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -72,14 +72,6 @@ streaming_metrics = partial(default_metrics, type_tables=False)
 vocabulary.
 
 So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
-"""
-
-full_metrics = partial(default_metrics, spectrum=True, id_batches=4, anisotropy_batch=4096)
-"""Every number there is: `default_metrics` with all that can be added to them.
-
-That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096
-rows, and the intrinsic dimension as those over 4 such batches. Each layer takes
-eigendecompositions of d × d matrices, and its sample holds 4 batches of rows.
 """
 
 

@@ -243,8 +243,6 @@ def trend(values: pd.Series, comparable: pd.Series | None = None) -> str:
 
 
 def _place(place: object) -> str:
-    if isinstance(place, float):
-        return f"depth {place:.2g}"
     return place if isinstance(place, str) else f"step {place:,}"
 
 

@@ -21,7 +21,6 @@ from embedgeo.results.findings import MOVED
 from embedgeo.results.folder import SweepFolder, found_results, with_means
 from embedgeo.results.parquet import (
     SCHEMA,
-    TABLES,
     MonitoredRun,
 )
 from embedgeo.results.records import MEANS, MODEL, is_of_model
@@ -105,8 +104,6 @@ class Run:
     shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     facts: dict[str, str] = field(default_factory=dict)  # of the last checkpoint, as it was written
-    # by kind and step: the files of what else is known of a checkpoint
-    tables: Mapping[str, Mapping[int, Path]] = field(default_factory=dict)
     # that values depend on, as far as recorded
     settings: dict[str, str] = field(default_factory=dict)
     date: str = ""  # when it was measured, if known
@@ -490,16 +487,10 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _with_finals_alone(by_series, finals):
         records = sweep.with_means(checkpoints)
-        steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-        tables = {
-            kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
-            for kind in TABLES
-        }
         yield replace(
             make_run(series, records),
             has_steps=finals.isdisjoint(checkpoints),
             facts=facts[[*checkpoints][-1]],
-            tables=tables,
             failures=failures,
             shared_files=[each for each in shared if not checkpoints.keys().isdisjoint(each[1])],
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),

@@ -198,9 +198,9 @@ def _measure(
     if path is not None and not path.exists():
         where = f"every node of the cluster, under the same path; {node} has no {path}"
         return f"FileNotFoundError: a local checkpoint must be on {where}.", []
-    folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
+    folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != getattr(os, "getuid", int)():
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} must be a folder of this user's; it is another's.")
     with Downloads(folder, evict=settings.evict) as downloads:
         worker = Worker(settings, texts, downloads, metrics_function(settings))

@@ -69,9 +69,9 @@ class SweepSettings:
             differ in the tokenizer's mark of a word's start or continuation alone (``##``, ``Ġ``,
             ``▁``) are of one, apart from special tokens and those of ``ignore_token_ids``.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
-            ``embedgeo.streaming_metrics`` (no tables of token types), ``embedgeo.full_metrics``
-            (all there are), or ``package.function``, which may be in the working directory. Only
-            its name is recorded: change that with what it makes.
+            ``embedgeo.streaming_metrics`` (no tables of token types), or ``package.function``,
+            which may be in the working directory. Only its name is recorded: change that with what
+            it makes.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank;
             ``save_samples`` keeps them.

@@ -1,4 +1,4 @@
-"""Charts, an explanation and pictures for loggers, beside scalars."""
+"""Charts, a text and pictures for loggers, beside scalars."""
 
 import glob
 import math
@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
-from embedgeo.glossary import in_order, term
+from embedgeo.glossary import in_order
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, layout_summary
 from embedgeo.results.records import Record
 
@@ -31,19 +31,15 @@ if TYPE_CHECKING:
 
 _HF_CALLBACKS = "transformers.integrations.integration_utils"
 
-_WANDB_STYLE = (
-    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
-    "vertical-align: top}</style>"
-)
+_WANDB_STYLE = "<style>body {font: 14px sans-serif}</style>"
 
 
 @dataclass
 class Illustrations:
     """The charts, the text and the pictures of one monitor in one run.
 
-    Charts, and a text that explains each metric, are written at the first measurement. Pictures,
-    and a text on what happened so far, are written at the first measurement, whenever there are
-    twice as many, and at the last.
+    Charts are laid out at the first measurement. Pictures, and a text on what happened so far, are
+    written at the first measurement, whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures.
@@ -75,7 +71,7 @@ class Illustrations:
             return
         step = history[-1]["step"]
         if not self._num_measurements:
-            self._begin(loggers, history, step)
+            self._begin(loggers, history)
         self._num_measurements += not last
         # after 1, 2, 4, 8 … measurements
         is_due = last or self._num_measurements.bit_count() == 1
@@ -83,8 +79,8 @@ class Illustrations:
             self._num_drawn = len(history)
             self._draw([*before, *history] if (before := earlier()) else history, step)
 
-    def _begin(self, loggers: Iterable[object], history: Sequence[Record], step: int) -> None:
-        """Lay out the charts, and explain the metrics."""
+    def _begin(self, loggers: Iterable[object], history: Sequence[Record]) -> None:
+        """Lay out the charts."""
         for logger in loggers:
             try:
                 self._adapters += filter(None, [adapter_of(logger, self.prefix)])
@@ -93,8 +89,6 @@ class Illustrations:
         logged = (record for record in history if is_logged(record, self.scalars))
         metrics = in_order(record["metric"] for record in logged)
         self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
-        tag = f"{self.prefix}/what the numbers mean"
-        self._write_to_all("write_text", tag, _explanation(metrics), step)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""
@@ -133,22 +127,6 @@ class Illustrations:
             raise error
         rule = f"{who_gets} no more {media} of {self.prefix}; scalars and training go on"
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
-
-
-def _explanation(metrics: Iterable[str]) -> str:
-    rows = [["number", "is", "unit or estimator", "how to read it"], ["---"] * 4]
-    for metric in metrics:
-        named = term(metric)
-        cells = (metric, named.name, named.unit, named.meaning)
-        rows.append([cell.replace("|", "\\|") for cell in cells])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return (
-        f"{table}\n\n"
-        "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, "
-        "`mean` is the mean over blocks. The step is the number of optimizer steps that the "
-        "weights have taken. Undefined values (too few rows, rows that do not vary) are missing "
-        "in the charts and grey in the heatmaps."
-    )
 
 
 class TensorBoard:
@@ -194,7 +172,7 @@ class Wandb:
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
 
         # a workspace shows no Markdown
-        html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])
+        html = _WANDB_STYLE + to_html(markdown)
         self._log(step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: "Png", step: int) -> None:
