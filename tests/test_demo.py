@@ -6,7 +6,7 @@ import pytest
 
 from embedgeo.cli import main
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.run import show
+from embedgeo.demo.run import compare, show
 from embedgeo.results.files import emptied
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS
@@ -35,10 +35,18 @@ def test_says_what_to_open_and_the_sweep_gives_the_monitors_numbers_again(demo, 
     assert names(demo.out / "checkpoints") == names(swept / "tokens") == NAMES
     offline = pd.read_csv(swept / "metrics.csv")
     both = records.merge(offline, on=["step", "layer", "metric"], suffixes=("", "_again"))
-    assert len(both) == len(records)
     np.testing.assert_allclose(both["value_again"], both["value"], rtol=1e-6, atol=1e-12)
+    printed = " ".join(demo.printed.split())
+    assert f"The sweep gives the monitor's {len(records):,} numbers again" in printed
     figures = names(swept / "report" / "figures")
     assert "mean_cosine-dynamics" in figures
+
+
+def test_numbers_that_differ_are_owned_up_to(records):
+    other = records.assign(value=records["value"].where(records.index != records.index[7], 1e3))
+    history = records.to_dict("records")
+    for offline in (other, records.drop(index=records.index[7])):
+        assert f"only {len(records) - 1:,} of" in compare(history, offline)
 
 
 def test_paths_are_printed_as_they_are(tmp_path, printed):
@@ -51,7 +59,7 @@ def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(demo, 
     out = tmp_path / "out"
     shutil.copytree(demo.out, out)
     (out / "mine.txt").write_text("not the demo's")
-    given = ["--config", str(demo.out.parent / "tiny.yaml"), "--out", str(out), "--max-steps", "1"]
+    given = ["--config", str(out / "demo.yaml"), "--out", str(out), "--max-steps", "1"]
     assert main(["demo", *given]) == 0
     assert names(out / "checkpoints") == {"step0", "step1"}
     assert len(list((out / "tensorboard" / "training").glob("events*"))) == 1

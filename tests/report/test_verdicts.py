@@ -159,6 +159,7 @@ def test_of_monitors_with_the_same_probe_the_error_of_a_difference_is_paired(tmp
     probe = [token_batch(8, seed=1), token_batch(8, seed=2)]
     means = []
     options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "jackknife": 4}
+    torch.manual_seed(0)
     model = gpt_neox().eval()
     for name in "ab":
         nn.init.normal_(model.get_input_embeddings().weight[5])

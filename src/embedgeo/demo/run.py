@@ -1,9 +1,13 @@
 """Training of a small language model whose geometry is measured: what ``embedgeo demo`` runs."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -17,6 +21,7 @@ from embedgeo.demo.settings import DemoSettings
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.results.files import emptied
+from embedgeo.results.records import Record
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -25,7 +30,7 @@ from embedgeo.training.monitor import log_spaced_steps
 
 HEAD_WIDTH = 32
 PROBE_BATCH = 8
-WRITTEN = ("probe.txt", "history.parquet", "checkpoints", "tensorboard", "sweep")
+WRITTEN = ("demo.yaml", "probe.txt", "history.parquet", "checkpoints", "tensorboard", "sweep")
 """Names of the files and folders in the output folder."""
 
 
@@ -37,10 +42,14 @@ def run_demo(settings: DemoSettings) -> None:
             f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got "
             f"{settings.hidden_size}."
         )
+    recorded = "".join(
+        f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out"
+    )
     console = Console()
     with emptied(out, "demo", WRITTEN):
+        (out / "demo.yaml").write_text(recorded, encoding="utf-8")
         with muted_libraries():
-            num_tokens = _train(settings, console)
+            history, num_tokens = _train(settings, console)
         console.print("\nSweeping the checkpoints: the same numbers again, from what was saved.")
         swept = SweepSettings(
             model=str(out / "checkpoints"),
@@ -54,12 +63,13 @@ def run_demo(settings: DemoSettings) -> None:
             device="cpu",
         )
         sweep(swept)
+        console.print(compare(history, pd.read_csv(out / "sweep" / "metrics.csv")))
         write_report([out / "sweep"])
         show(out)
 
 
-def _train(settings: DemoSettings, console: Console) -> int:
-    """Train, and return the number of the held-out tokens that are measured."""
+def _train(settings: DemoSettings, console: Console) -> tuple[Sequence[Record], int]:
+    """Train, and return what was measured, and of how many held-out tokens."""
     out = settings.out
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
@@ -97,7 +107,7 @@ def _train(settings: DemoSettings, console: Console) -> int:
     )
     module = LanguageModel(model, settings.learning_rate, last)
     trainer.fit(module, training_batches(tokenizer.encode(text), settings))
-    return probe.numel()
+    return monitor.history, probe.numel()
 
 
 def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
@@ -184,6 +194,18 @@ class SaveCheckpoints(Callback):
             self.tokenizer.save_pretrained(folder)
 
     on_train_end = on_train_batch_start
+
+
+def compare(history: Sequence[Record], offline: pd.DataFrame) -> str:
+    """A sentence on whether the numbers of a sweep are those of the monitor."""
+    online = pd.DataFrame(history).query("layer_index >= 0")  # a sweep has no means
+    both = online.merge(
+        offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again")
+    )
+    same = np.isclose(both["value"], both["value_again"], rtol=1e-6, atol=0, equal_nan=True)
+    if same.all():
+        return f"The sweep gives the monitor's {len(both):,} numbers again."
+    return f"The sweep gives only {same.sum():,} of the monitor's {len(both):,} numbers again."
 
 
 def show(out: Path) -> None:

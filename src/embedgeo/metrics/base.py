@@ -101,7 +101,7 @@ class GeometryMetric(Metric):
             cached on one rank and not on another, ``compute`` would hang.
 
     Raises:
-        ValueError: ``dim`` is not a positive integer.
+        ValueError: ``dim`` is not a positive integer, or a ``dist_sync_fn`` is given.
     """
 
     full_state_update = True  # so that `forward` updates with a batch after the rows before it
@@ -147,6 +147,11 @@ class GeometryMetric(Metric):
         if type(dim) is not int or dim < 1:
             raise ValueError(
                 f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
+            )
+        if (gather := kwargs.get("dist_sync_fn")) is not None:
+            raise ValueError(
+                "dist_sync_fn must be left out, for states are reduced and not gathered; got "
+                f"{gather!r}. Choose the ranks by process_group=."
             )
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
