@@ -40,15 +40,6 @@ def albert(**changes):
     return hf.AlbertForMaskedLM(hf.AlbertConfig(**{**_LAYERS, "embedding_size": 8, **changes}))
 
 
-def deberta(**changes):
-    relative = {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "norm_rel_ebd": "layer_norm",
-    }
-    return hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**{**_LAYERS, **relative, **changes}))
-
-
 def t5(**changes):
     size = {
         "vocab_size": VOCABULARY,
@@ -128,7 +119,13 @@ FAMILIES = {
     ),
     "albert": Family(albert, {"": None}),
     "albert in groups": Family(lambda: albert(num_hidden_groups=2), {"": None}),
-    "deberta_v2": Family(deberta, {"": None}),
+    "deberta_v2": _family(
+        "DebertaV2ForMaskedLM",
+        None,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+    ),
     "modernbert": _family("ModernBertForMaskedLM", "model.final_norm"),
     "jamba": _family(
         "JambaForCausalLM",

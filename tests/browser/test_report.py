@@ -4,33 +4,14 @@ import pytest
 
 from embedgeo.report import write_report
 from tests.browser.page import faults
-from tests.report.synthetic import make_sweep
+from tests.report.synthetic import everything
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    sweep = make_sweep(
-        tmp_path_factory.mktemp("report") / "sweep",
-        duplicates={1: 0},
-        losses={64: 30.0},
-        changes={(512, "block.01", "n_nonfinite"): 7.0},
-        metrics=(
-            "n",
-            "n_nonfinite",
-            "Q",
-            "M",
-            "V",
-            "anisotropy",
-            "anisotropy_null",
-            "intrinsic_dimension_between",
-            "V_W_unbiased",
-            "V_B_unbiased",
-        ),
-        stderr=0.03,
-    )
-    return write_report([sweep])
+    return write_report([everything(tmp_path_factory.mktemp("report") / "sweep")])
 
 
 SCROLLED = "return document.documentElement.scrollWidth - window.innerWidth"

@@ -209,18 +209,20 @@ def test_a_forward_pass_that_raises_counts_nowhere(family, place, error):
     assert measured(retried) == measured(lambda: [model(**batch) for batch in batches])
 
 
-def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count():
+def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count_and_is_told_once(caplog):
     model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), linear_block(4))
     optimizer, ids = torch.optim.SGD(model.parameters(), 0.1), torch.arange(6).view(2, 3)
-    with StepMonitor(model, 2, layers="1", window=2, measure_last=False) as monitor:
-        for step in range(2):
+    monitor = StepMonitor(model, 2, layers="1", window=2, measure_last=False)
+    with caplog.at_level("INFO"), monitor:
+        for step in range(4):
             with monitor.step(step):
                 for passes in (2, 1):
                     for _ in range(passes):
                         model(ids).sum().backward()
                     optimizer.step()
     counts = [each["value"] for each in monitor.history if each["metric"] == "n"]
-    assert counts == [24.0]
+    assert counts == [24.0] * 2
+    assert caplog.text.count("as the second one of SAM, are not measured") == 1
 
 
 # as adversarial training of the embeddings does; behind a LayerNorm each row's gradient sums to 0

@@ -119,18 +119,21 @@ def test_frames_of_one_time_are_of_one_text():
 
 # from transformers 5.24 on
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:Forward passes that go on from a cache")
-def test_what_a_cache_holds_is_not_counted_again():
-    model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
+@pytest.mark.parametrize("form", ["padded", "none", "four dimensions"])
+def test_what_a_cache_holds_is_not_counted_again_and_positions_go_on_after_it(form):
+    model = gpt_neox().eval()
+    batch = token_batch(padding="left" if form == "padded" else None, length=10)
     ids, mask = batch["input_ids"], batch["attention_mask"]
+    later = {"padded": mask, "four dimensions": mask[:, None, None].float()}.get(form)
     with (
         observe(model, metrics=kept_rows, skip_first_positions=3) as geometry,
         torch.no_grad(),
     ):
-        first = model(input_ids=ids[:, :6], attention_mask=mask[:, :6])
-        model(input_ids=ids[:, 6:], attention_mask=mask, past_key_values=first.past_key_values)
+        first = model(input_ids=ids[:, :9], attention_mask=mask[:, :9])
+        with pytest.warns(UserWarning, match="go on from a cache count as texts of their own"):
+            model(ids[:, 9:], attention_mask=later, past_key_values=first.past_key_values)
     kept = mask.bool() & (mask.cumsum(1) > 3)
-    expected = torch.cat([ids[:, :6][kept[:, :6]], ids[:, 6:][kept[:, 6:]]])
+    expected = torch.cat([ids[:, :9][kept[:, :9]], ids[:, 9:][kept[:, 9:]]])
     assert torch.equal(rows_seen(geometry, "block.02")[1], expected)
 
 
@@ -299,22 +302,6 @@ def test_blocks_that_take_a_mask_are_refused_outside_of_a_call_of_the_model(kind
     model.blocks[0] = model.blocks[1] = kind(4)
     with pytest.raises(ValueError, match=r"outside of a call .* give mask="), observe(model):
         model.blocks[0](model.table(ids), None)
-
-
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
-@pytest.mark.parametrize("dimensions", [0, 4])
-def test_positions_are_numbered_after_a_cache(dimensions):
-    model, ids = gpt_neox().eval(), token_batch(length=6)["input_ids"]
-    mask = torch.ones(len(ids), 1, 1, 5) if dimensions else None
-    with (
-        torch.no_grad(),
-        observe(model, metrics=kept_rows, skip_first_positions=2) as geometry,
-    ):
-        cache = model(ids[:, :4], use_cache=True).past_key_values
-        with pytest.warns(UserWarning, match="go on from a cache count as texts of their own"):
-            model(ids[:, 4:5], attention_mask=mask, past_key_values=cache)
-    expected = torch.cat([ids[:, 2:4].flatten(), ids[:, 4]])
-    assert torch.equal(rows_seen(geometry, "block.01")[1], expected)
 
 
 def test_feature_maps_with_channels_first_are_refused():

@@ -89,11 +89,11 @@ def each_block(blocks, x, **options):
     return x
 
 
-def inside_each_block(**options):
+def inside_each_block():
     model = NanoGPT()
     for block in model.transformer.h:
-        block.mlp.forward = partial(checkpoint, block.mlp.forward, **options)
-        block.attn.forward = partial(checkpoint, block.attn.forward, use_reentrant=False)
+        for part in (block.mlp, block.attn):
+            part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     return model
 
 
@@ -110,18 +110,17 @@ def of_shared_blocks():
     return model
 
 
-def keep_products(**options):
-    products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-    return partial(create_selective_checkpoint_contexts, products, **options)
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+keep_products = partial(create_selective_checkpoint_contexts, PRODUCTS)
 
 
 CHECKPOINTING = {
     "transformers, reentrant": partial(of_transformers, True),
     "around a block, reentrant": lambda: Checkpointed(partial(each_block, use_reentrant=True)),
     "selective": lambda: Checkpointed(
-        partial(each_block, use_reentrant=False, context_fn=keep_products())
+        partial(each_block, use_reentrant=False, context_fn=keep_products)
     ),
-    "inside a block": lambda: inside_each_block(use_reentrant=False),
+    "inside a block": inside_each_block,
     "wrappers": by_wrappers,
     "shared blocks": of_shared_blocks,
 }

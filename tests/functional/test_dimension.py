@@ -1,6 +1,5 @@
-"""TwoNN, against scikit-dimension, DADApy and loops."""
+"""TwoNN, against scikit-dimension and loops."""
 
-import json
 import math
 
 import numpy as np
@@ -15,7 +14,7 @@ from embedgeo.functional import (
     merge_duplicates,
     twonn_dimension,
 )
-from tests import dadapy_values, references
+from tests import references
 from tests.data import gaussian, generator
 
 
@@ -68,16 +67,7 @@ def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(rounding):
         torch.testing.assert_close(each, expected, rtol=1e-5, atol=0)
 
 
-DADAPY = json.loads(dadapy_values.FILE.read_text())["values"]
-CLOUDS = dadapy_values.clouds()
-NEAR = "line", "near copies"  # in which near copies are merged, and DADApy merges none
 GRID = torch.cartesian_prod(torch.arange(10.0), torch.arange(10.0))
-
-
-@pytest.mark.parametrize("name", [name for name in DADAPY if name not in NEAR])
-def test_values_are_those_of_dadapy(name):
-    found = twonn_dimension(torch.from_numpy(CLOUDS[name]))
-    assert found.dimension == pytest.approx(DADAPY[name], rel=1e-5)  # curve_fit is not exact
 
 
 @pytest.mark.parametrize(

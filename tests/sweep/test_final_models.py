@@ -86,26 +86,23 @@ def test_a_repository_with_steps_is_final_only_where_that_is_asked_for(hub, opti
     assert SweepFolder(options["out"]).done() == {"main"}
 
 
-def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_path):
-    run = local_run(tmp_path / "run", steps=(2, 10))
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_path, place):
+    run = write_files(tmp_path / "run", {})
+    steps = local_run(run / place, steps=(2, 10))
     assert facts(run, final=True) == [("step10", "step10", 10, "step", True)]
     write_files(run, {"config.json": checkpoint_files(3)["config.json"]})
     assert [c.name for c in list_checkpoints(str(run), final=True)] == ["step10"]
     write_files(run, checkpoint_files(3))  # as transformers' Trainer leaves it
-    assert facts(run, final=True) == [("run", "run", 0, "", False)]
+    final = [("run", "run", 0, "", False)]
+    assert facts(run, final=True) == final
     with pytest.warns(UserWarning, match=r"/run: left out the model .* itself.* --steps final "):
         assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
-    assert facts(run / "step2", final=True) == [("step2", "step2", 2, "step", True)]
-
-
-def test_a_model_with_a_folder_of_checkpoints_beside_it_is_final(tmp_path):
-    run = write_files(tmp_path / "run", checkpoint_files(3))
-    write_files(run / "checkpoints", {"notes.txt": b""})
-    assert facts(run) == [("run", "run", 0, "", False)]
-    local_run(run / "checkpoints", steps=(2, 10))
-    with pytest.warns(UserWarning, match="left out the model"):
-        assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
-    assert facts(run, final=True) == [("run", "run", 0, "", False)]
+    assert facts(steps / "step2", final=True) == [("step2", "step2", 2, "step", True)]
+    for path in (steps / "step2", steps / "step10"):
+        path.rename(tmp_path / path.name)
+    write_files(steps, {"notes.txt": b""})
+    assert facts(run) == final
 
 
 def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):

@@ -123,12 +123,6 @@ def test_a_file_holds_the_weights_of_one_model_of_this_class_as_they_are(tmp_pat
         checkpoint.load()
 
 
-class Short(Forward):
-    def forward(self, token_ids):
-        assert token_ids.shape[1] < 14
-        return self.run(token_ids)
-
-
 class PositionsFirst(Forward):
     def __init__(self):
         super().__init__()
@@ -144,7 +138,6 @@ class PositionsFirst(Forward):
             Forward(num_positions=13),
             "must be one that can be run on sequences of seq_len tokens, .* got 16 ",
         ),
-        (Short(), "must be one that can be run on sequences of seq_len tokens, .* got 16 "),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked, model, why):

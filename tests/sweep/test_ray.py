@@ -79,16 +79,6 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
-def assert_refused(options, cluster):
-    """What the cluster cannot give is refused."""
-    for more, why in (
-        ({"resources": {"GPU": 1}}, "asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            sweep(REPOSITORY, **options, **on(cluster, **more))
-    assert not options["out"].exists()
-
-
 def interrupt(options, cluster):
     """Send SIGINT to a sweep of one worker while that downloads step 2."""
     folder = SweepFolder(options["out"])
@@ -117,7 +107,10 @@ def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_l
     options |= {"token_tables": True, "spectrum": True}
     local = {**options, "out": tmp_path / "local"}
     failed = options["out"] / "failed" / "step2.txt"
-    assert_refused(options, cluster)
+    why = "asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0"
+    with pytest.raises(ValueError, match=why):
+        sweep(REPOSITORY, **options, **on(cluster, resources={"GPU": 1}))
+    assert not options["out"].exists()
     assert sweep(REPOSITORY, **local) == 3
     hub.fail(WEIGHTS, run[2], "stall")
     interrupt(options, cluster)

@@ -43,7 +43,3 @@ def hf_trainer(
     )
     trainer.remove_callback(hf.trainer_callback.PrinterCallback)
     return trainer
-
-
-def logged(trainer, tag):
-    return {row["step"]: row[tag] for row in trainer.state.log_history if tag in row}

@@ -7,7 +7,7 @@ from embedgeo import StepMonitor
 from tests.models import gpt_neox, token_batch
 
 
-def loop(num_steps, accumulate=1, optimizer_inside=False, close=True, **options):
+def loop(num_steps, accumulate=1, optimizer_inside=False, **options):
     """Train with AdamW; gives the model and the monitor."""
     L.seed_everything(0, verbose=False)
     model = gpt_neox(hidden_dropout=0.1, attention_dropout=0.1)
@@ -23,8 +23,7 @@ def loop(num_steps, accumulate=1, optimizer_inside=False, close=True, **options)
         if not optimizer_inside:
             optimizer.step()
         optimizer.zero_grad()
-    if close:
-        monitor.close()
+    monitor.close()
     return model, monitor
 
 

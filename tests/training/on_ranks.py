@@ -194,10 +194,6 @@ class BreaksLater:
 
 FAULTS = {
     "a probe that breaks": ("OSError: stale file handle", BreaksLater()),
-    "probes of two lengths": (
-        "probe must give the same batches on every rank",
-        probe_batches()[:2],
-    ),
     "probes of other batches": (
         "probe must give the same batches on every rank",
         probe_batches()[::-1],
@@ -233,22 +229,6 @@ def hugging_face_on_rank(rank, folder):
     return {"train": [*train.history], "held": [*held.history], "weights": before, "files": files}
 
 
-def raise_on_rank_1(rank, folder):
-    """An exception in a measured training step of one rank: what each rank's caller sees."""
-
-    class Stops(FixedLM):
-        def training_step(self, batch, batch_idx):
-            if rank == 1 and batch_idx == 2:
-                raise ZeroDivisionError("in the user's code")
-            return super().training_step(batch, batch_idx)
-
-    data = [batch_of(rank, step) for step in range(STEPS)]
-    try:
-        run(rank, folder, Stops(), data, GeometryMonitor(2), strategy="ddp")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def everything(rank, folder):
     """One launch for all: starting processes takes longer than what they do."""
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
@@ -256,6 +236,4 @@ def everything(rank, folder):
         name: fault_on_rank(rank, folder, probe) for name, (_, probe) in FAULTS.items()
     }
     results["hugging face"] = hugging_face_on_rank(rank, folder)
-    # the last: the other rank's peer is gone after it
-    results["raised"] = raise_on_rank_1(rank, folder)
     return results

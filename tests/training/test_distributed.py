@@ -83,9 +83,3 @@ def test_a_failure_on_one_rank_turns_monitoring_off_on_all_with_a_warning_each(r
     if "probes" not in fault:
         assert "it failed on another rank" in said
     assert cause in said_on_1
-
-
-def test_the_error_of_a_rank_is_the_one_it_raises_and_the_other_one_ends_too(ranks):
-    first, second = (rank["raised"] for rank in ranks)
-    assert second == "ZeroDivisionError: in the user's code"
-    assert first is not None

