@@ -57,10 +57,10 @@ def doctor(
     ranks: int = 1,
     trust_remote_code: bool | None = None,
 ) -> None:
-    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, what
-    to change.
+    """Say what a monitor would do on a model before a run starts.
 
-    Nothing is trained, and no weights are downloaded.
+    That is: layers, sources of rows, bytes, and what to change. Nothing is trained, and no weights
+    are downloaded.
 
     Args:
         source: a repository on the Hub or a local folder, of which only ``config.json`` is read.

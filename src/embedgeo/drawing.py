@@ -465,9 +465,7 @@ def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
-    """Add a colour bar to the right of an axes; in somebody else's figure it takes room from the
-    axes.
-    """
+    """Add a colour bar to the right of an axes."""
     figure: Any = ax.figure
     bar = figure.colorbar(mappable, ax=ax, fraction=0.05, pad=0.03, aspect=22, extend=extend)
     bar.set_label(label, fontsize="small", color=ax.yaxis.label.get_color())

@@ -65,7 +65,7 @@ class Term(NamedTuple):
         return self.ranges and 1e-200 < 10 * low < high < 1e200
 
 
-# gives the term of a key made from a metric's arguments, None of another key
+# gives the term of a key that is made from another one, None of other keys
 Family = Callable[[str], Term | None]
 
 

@@ -1,7 +1,7 @@
 """Names of torch that it does not promise, and what is done in a torch without one: most often a
 slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`).
+Others: ``_apply`` (`embedgeo.metrics.base`), and modules' dictionaries of hooks and parameters.
 """
 
 import math

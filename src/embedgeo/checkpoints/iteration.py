@@ -61,7 +61,8 @@ def iter_checkpoints(
         source: a repository on the Hub whose branches or tags name steps, or which names a step
             itself, or a local folder of checkpoints; or a list of these. A model without steps is
             one checkpoint, of step 0.
-        steps: ``"all"``, ``"log"``, ``"final"`` or the steps, as for `embedgeo.SweepSettings`.
+        steps: ``"all"``, ``"log"``, ``"final"`` or the steps, as for
+            `embedgeo.sweep.SweepSettings`.
         revisions: take only the branches and tags that match this pattern.
         model_class: the LightningModule of ``.ckpt`` files; of state dicts (``.pt``, ``.pth``) the
             function or class that makes the model. Its name is ``package.module.Class`` or
@@ -74,9 +75,9 @@ def iter_checkpoints(
         ``duplicate_of`` and ``load``; those of one run follow each other.
 
     Raises:
-        FileNotFoundError: there is no such source, or it has no checkpoints.
-        ValueError: steps that there are not, a file without a ``model_class``, or one with what is
-            no file.
+        FileNotFoundError: there is no such repository, or no checkpoint in the source.
+        ValueError: a path that is not there, steps that there are not, a file without a
+            ``model_class``, or one with what is no file.
 
     Example:
         >>> import embedgeo

@@ -210,8 +210,8 @@ class Checkpoint:
         Args:
             dtype: of the weights; default: float32.
             device: that the model is moved to.
-            device_map: spreads the model over devices, as for `embedgeo.SweepSettings`, in place
-                of ``device``.
+            device_map: spreads the model over devices, as for `embedgeo.sweep.SweepSettings`, in
+                place of ``device``.
             offload_folder: for weights that a ``device_map`` puts on disk.
 
         Returns:

@@ -315,10 +315,10 @@ class Geometry:
             save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
 
         Raises:
-            ValueError: no name, one too long or a negative step, nothing was measured, or the
-                folder holds something else: a sweep, results of other settings, or another model's
-                under a name that looks the same.
-            OSError: it cannot be written.
+            ValueError: no name or a negative step, nothing was measured, or the folder holds
+                something else: a sweep, results of other settings, or another model's under a name
+                that looks the same.
+            OSError: it cannot be written, as under a name that is too long.
             RuntimeError: rank 0 has failed.
         """
         packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]

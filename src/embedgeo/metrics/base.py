@@ -178,9 +178,7 @@ class GeometryMetric(Metric):
 
     @staticmethod
     def family_term(key: str) -> Term | None:
-        """The term of a key that is made from the metric's arguments, which is not among ``terms``;
-        None of others.
-        """
+        """The term of a key that is not among ``terms`` but made from one; None of others."""
 
     @staticmethod
     def baseline(rows: "GaussianRows") -> "Mapping[str, Array]":

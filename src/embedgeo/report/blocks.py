@@ -45,8 +45,8 @@ def standing_out(run: Run) -> list[str]:
 
     A ratio to the block before at the last step, or its change between two steps, stands out that
     is more than 2.5 times the median of those at the other blocks, or less by as much, and 6 of
-    their spreads (median absolute deviations × 1.48) from it; the first two blocks are not asked. A
-    block stands out that changes each number at the last step by less than an eighth (on a
+    their spreads (median absolute deviations × 1.48) from it, the first two blocks aside. A block
+    stands out that changes each number at the last step by less than an eighth (on a
     logarithmic scale) of what any other block does to one.
     """
     at = f" at step {run.steps[-1]:,}" if run.has_steps and run.steps else ""

@@ -14,8 +14,7 @@ from embedgeo.results.records import MEANS, Record, block_means, is_mean
 
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
-# tags, the first of which counts
-_LAYOUT = "custom_scalars__config__"
+_LAYOUT = "custom_scalars__config__"  # tag
 
 
 Scalars: TypeAlias = Literal["headlines", "all"] | Sequence[str]

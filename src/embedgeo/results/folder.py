@@ -267,9 +267,8 @@ class SweepFolder:
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
         a change of local weights is noticed; ``config``, the digest of ``config.json``;
-        ``has_step``, "false" of a final model;
-        ``weight_files``, the digests of several files of weights,
-        by which one that others share is found.
+        ``has_step``, "false" of a final model; ``weight_files``, the digests of several files of
+        weights, by which one that others share is found; and what a report tells of the model.
         """
         # of earlier records, none may be left beside what belongs to these, and nothing of theirs
         own = (

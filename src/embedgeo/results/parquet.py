@@ -63,9 +63,9 @@ TABLES = {
 }
 """Columns of the tables beside the records, by their folder.
 
-Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
-Of the jackknife, by groups, of `IntrinsicDimension` those that
-have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
+Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of the jackknife, by
+groups, of `IntrinsicDimension` those that have rows in its sample: see
+`embedgeo.functional.jackknife.deviations`.
 """
 
 _TERMS = b"terms"  # of metrics, in the metadata of records

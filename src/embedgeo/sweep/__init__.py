@@ -60,8 +60,7 @@ def check(
     steps: str | int | list[int] = "all",
     revisions: str = "*",
 ) -> int:
-    """Compare the weights of checkpoints by the hashes that the Hub lists, without downloading
-    them.
+    """Compare weights by the hashes that the Hub lists, without downloading them.
 
     Args:
         model: as for ``sweep``.

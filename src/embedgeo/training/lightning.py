@@ -88,7 +88,7 @@ class GeometryMonitor(Monitor, Callback):
             than the default one); default: the folder of the first logger. See
             `embedgeo.results.parquet.HistoryFile`.
         jackknife: number of groups of whole sequences for the standard errors in ``history``, such
-            as 16, which takes so many times the memory and computing time again; 0: there are none.
+            as 16, which takes 4 times the memory and computing time; 0: there are none.
             See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for
             tokens of no word.
