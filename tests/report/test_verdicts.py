@@ -141,6 +141,11 @@ def test_of_the_same_text_the_error_of_a_difference_is_paired(tmp_path):
     of_first = first.mean_errors("M_over_Q").iloc[-1, 0]
     assert of_first == pytest.approx(np.sqrt((of_means[0] ** 2).sum()), rel=1e-9)
     assert second.label == "other"
+    final = SweepFolder(tmp_path / "final")
+    final.open({"model": ["lab/tiny"], "text_sha256": "a" * 64}, {})
+    last = SweepFolder(folders[1]).read("step512").assign(step=0, revision="main")
+    final.write("main", last, {"jackknife": tables["other"]}, facts={"has_step": "false"})
+    assert row(folders[0], final.path)["stderr"] == pytest.approx(expected, rel=1e-9)
     unknown = tables["plain"].assign(deviation=np.nan)
     folder = SweepFolder(tmp_path / "plain")
     folder.write("step512", folder.read("step512").assign(stderr=np.nan), {"jackknife": unknown})

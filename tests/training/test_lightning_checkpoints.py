@@ -124,40 +124,50 @@ def test_early_stopping_waits_for_the_first_measurement(tmp_path):
     assert 4 <= run.global_step < 10
 
 
+ONCE = {"once": torch.tensor(1.0)}
+UNDEFINED = {"once": torch.tensor(torch.nan)}
+
+
 @pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
-@pytest.mark.parametrize("is_known", [False, True])
-def test_what_acts_on_a_value_that_is_missing_does_not_end_training(tmp_path, is_known):
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        (None, ONCE, "is off"),
+        (ONCE, {}, ""),
+        (ONCE, UNDEFINED, ""),
+        ({}, ONCE, r"acts on geometry\.once/block\.01, geometry\.once/mean does"),
+    ],
+)
+def test_what_acts_on_a_value_that_is_missing_does_not_end_training(tmp_path, first, then, told):
     class Scheduled(ValidatedLM):
         def configure_optimizers(self):
             optimizer = super().configure_optimizers()
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            options = {"monitor": "geometry.V/mean", "interval": "step", "frequency": 1}
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            options = {"monitor": "geometry.once/mean", "interval": "step", "frequency": 1}
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **options}}
 
     def forward(module, batch):
-        if not is_known:
+        if first is None:
             raise UserError
-        module(batch)
+        module.model(**batch)
 
-    answer = {"once": torch.tensor(1)}
+    answer = dict(first or {})
     metrics = lambda dim: [*moments(dim), Answers(answer)]  # noqa: E731
-    options = {"metrics": metrics, "listeners": [lambda *_: answer.clear()]}
-    monitor = GeometryMonitor(1, probe=held_out(), probe_forward=forward, **options)
-    stop = EarlyStopping("geometry.once/mean", check_on_train_epoch_end=False)
+    change = lambda *_: answer.clear() or answer.update(then)  # noqa: E731
+    options = {"metrics": metrics, "probe_forward": forward, "listeners": [change]}
+    monitor = GeometryMonitor(2, probe=held_out(), **options)
+    tags = "geometry.once/mean", "geometry.once/block.01"
+    stops = [EarlyStopping(tag, patience=9, check_on_train_epoch_end=False) for tag in tags]
     saved = ModelCheckpoint(tmp_path, monitor="geometry.once/block.01", save_top_k=-1)
-    with nullcontext() if is_known else pytest.warns(UserWarning, match="is off"):
-        _, run = fit(
-            tmp_path,
-            *(monitor, stop, saved),
-            module=Scheduled(),
-            max_steps=4,
-            val=loader(4),
-            val_check_interval=1,
-            enable_checkpointing=True,
-        )
-    assert run.global_step == 4
+    quick = {"val": loader(4), "val_check_interval": 1, "enable_checkpointing": True}
+    module = Scheduled()
+    with pytest.warns(UserWarning, match=told) if told else nullcontext():
+        _, run = fit(tmp_path, monitor, saved, *stops, module=module, max_steps=6, **quick)
+    assert run.global_step == 6
     assert saved.best_k_models
-    assert (stop.strict, run.lr_scheduler_configs[0].strict) == (True, True)
+    if first is None or then is not ONCE:
+        assert run.optimizers[0].param_groups[0]["lr"] == 1e-3
+    assert all(each.strict and each.check_finite for each in stops)
 
 
 def test_a_key_that_the_newest_measurement_lacks_has_no_value_of_an_older_one(tmp_path):

@@ -4,7 +4,7 @@ import copy
 import gc
 import pickle
 from contextlib import ExitStack, suppress
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 
 import pandas as pd
 import pytest
@@ -357,7 +357,7 @@ def test_what_a_mode_does_to_weights_is_not_done_for_a_probe():
 def test_a_probe_that_draws_other_batches_is_told_once_and_one_without_end_is_refused():
     class Drawn:
         def __iter__(self):
-            return islice(batches, num_batches)
+            return chain([token_batch()], islice(batches, num_batches))
 
     batches, num_batches = (token_batch(seed=seed) for seed in range(5)), 1
     with all_warnings() as caught, StepMonitor(gpt_neox(), 1, probe=Drawn(), **OPTIONS) as monitor:

@@ -818,7 +818,8 @@ class ForwardInputs:
             if ids.ndim == 2:
                 integers = [each for call in self._running for each in call.integers]
                 _require_ids_of_call(ids, integers)
-            self._take_ids(table, ids)
+            kept = ids.clone()  # the model may go on to make targets of them, in place
+            self._take_ids(table, ids, kept)
             self._has_new_ids = True
             if not self._running:  # only blocks are called: a pass begins
                 self.forward.num_calls.clear()
@@ -827,13 +828,13 @@ class ForwardInputs:
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
             if isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookups = [*self._lookups[-1:], (table, ids, output.detach())]
+                self._lookups = [*self._lookups[-1:], (table, kept, output.detach())]
 
-    def _take_ids(self, table: nn.Module, ids: Tensor) -> None:
-        """Take ids that a table is called with, beside others of their shape: those of an earlier
-        call in the same pass, and those that the model is given and has replaced some of.
+    def _take_ids(self, table: nn.Module, ids: Tensor, kept: Tensor) -> None:
+        """Take ids that a table is called with, which are kept, beside others of their shape: those
+        of an earlier call in the same pass, and those that the model is given and has replaced
+        some of.
         """
-        kept = ids.clone()  # the model may go on to make targets of them, in place
         before = self.token_ids.get((table, ids.shape, 0))
         if before is not None and not _equal(before, ids):
             is_later = self.forward.has_rows

@@ -404,12 +404,11 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
         if isinstance(table, nn.Module) or is_hugging_face(submodel):
             tables = [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
             # T5's encoder calls another
-            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
-            return tied or ([table] if isinstance(table, nn.Module) else [])
+            if not isinstance(table, nn.Module):
+                return []
+            return [each for each in tables if _weight(each) is _weight(table)] or [table]
     outside = _outside_blocks(submodel)
-    # to ask a parametrization for a weight may change it
-    weights = {each: each._parameters.get("weight", each) for each in outside}  # noqa: SLF001
-    head_weights = {id(weights[each]) for each in outside if isinstance(each, nn.Linear)}
+    head_weights = {id(_weight(each)) for each in outside if isinstance(each, nn.Linear)}
     words = {
         table: _words(table, name)
         for table, name in outside.items()
@@ -418,9 +417,16 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     tables = [
         table
         for table in words
-        if id(weights[table]) in head_weights or not any(map(_NO_TOKENS.fullmatch, words[table]))
+        if id(_weight(table)) in head_weights or not any(map(_NO_TOKENS.fullmatch, words[table]))
     ]
     return [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))] or tables
+
+
+def _weight(module: Any) -> object:
+    """The weight of a module that has one, else the module: asking a parametrization may change
+    it.
+    """
+    return {**vars(module), **module._parameters}.get("weight", module)  # noqa: SLF001
 
 
 def _outside_blocks(submodel: nn.Module) -> dict[nn.Module, str]:

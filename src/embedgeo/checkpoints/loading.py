@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -86,8 +85,6 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
         return dict(pairs)
 
     json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
-    if trust_remote_code:
-        _unload_other_code(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
     with _explaining(folder / "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=bool(trust_remote_code)
@@ -95,16 +92,6 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
     if trust_remote_code is None and _code(config):
         raise ValueError(f"config.json: {_CODE}.")
     return config
-
-
-@lru_cache(maxsize=1)
-def _unload_other_code(code: bytes) -> None:
-    """Unload what came with models, unless it is this code: transformers takes what it has loaded
-    under a name, or for a configuration, for all that have it.
-    """
-    for name in [*sys.modules]:
-        if name.startswith("transformers_modules."):
-            del sys.modules[name]
 
 
 def _code(config: Any) -> list[str]:
@@ -265,7 +252,12 @@ def _auto_class(config: PreTrainedConfig, trust_remote_code: bool | None) -> Any
     code = _code(config) if trust_remote_code else []
     if code and name not in code:
         name = "AutoModel" if "AutoModel" in code else code[0]
-    return getattr(transformers, name)
+    auto: Any = getattr(transformers, name)
+    registered = auto._model_mapping._extra_content  # noqa: SLF001
+    # transformers takes it for all models of a configuration, whatever code they have
+    if getattr(registered.get(type(config)), "__module__", "").startswith("transformers_modules."):
+        del registered[type(config)]
+    return auto
 
 
 def _usual_auto_class(config: PreTrainedConfig) -> str:

@@ -172,8 +172,15 @@ def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
     known = a.settings.keys() & b.settings.keys()
     if a.deviations.empty or b.deviations.empty or known.isdisjoint({"text_sha256", "probe"}):
         return pd.DataFrame()
-    squares = (b.deviations - a.deviations).astype(float).pow(2).groupby("step")
+    ours, theirs = _placed_deviations(a, b), _placed_deviations(b, a)
+    squares = (theirs - ours).astype(float).pow(2).groupby("step")
     return pd.DataFrame({step: each.sum(skipna=False) for step, each in squares}).T.pow(0.5)
+
+
+def _placed_deviations(run: Run, other: Run) -> pd.DataFrame:
+    """Of a final model, at the last step of the other run."""
+    of_groups, last = run.deviations, other.steps[-1]
+    return of_groups if run.has_steps else of_groups.rename(index=lambda _: last, level="step")
 
 
 def _range(seeds: Sequence[Run], metric: str, name: Any) -> pd.Series:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from embedgeo.capture.meshes import sequence_mesh
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.capture.torch_names import are_equal
+from embedgeo.formatting import did_you_mean, listed
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import kept_sharded, run_inside
@@ -136,9 +137,9 @@ class GeometryMonitor(Monitor, Callback):
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
-        self._made_lenient: list[Any] = []  # what acts on a value, and would raise without one
+        self._followers: list[Any] = []  # what acts on a value
+        self._made_lenient: list[tuple[Any, str]] = []  # of these, and the attribute
         self._scores = set[str]()  # tags by which checkpoints are kept
-        self._known = set[str]()  # tags that have had a value
         self._left: list[Tensor] = []  # numbers of a few parameters after the last batch
         self._are_moved = False  # by the run itself, after each batch
 
@@ -193,13 +194,15 @@ class GeometryMonitor(Monitor, Callback):
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         self._start(run, trainer.global_step)
-        trainer.callback_metrics.update(_tensors(self._last_values))
-        followers: list[Any] = [*trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs]
-        for each in followers:
-            if each.strict and self._is_own(each.monitor or ""):
-                # there may be no value yet, or none at all: validation would end the run
-                each.strict = False
-                self._made_lenient.append(each)
+        every: list[Any] = [*trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs]
+        self._followers = [each for each in every if self._is_own(each.monitor or "")]
+        for each in self._followers:  # without a value, or where it is NaN, these would end the run
+            names = ["strict", *(["check_finite"] if each.monitor in self._scores else [])]
+            for name in names:
+                if getattr(each, name, False):
+                    setattr(each, name, False)
+                    self._made_lenient.append((each, name))
+        self._give_values(self._last_values)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -246,18 +249,26 @@ class GeometryMonitor(Monitor, Callback):
         )
         return "other weights"
 
-    def _fail(self, error: Exception) -> None:
-        super()._fail(error)
-        for tag in self._scores:  # ModelCheckpoint takes NaN for the worst, and raises without it
-            self._trainer.callback_metrics.setdefault(tag, torch.tensor(math.nan))
+    def _give_values(self, scalars: Mapping[str, float]) -> None:
+        """Give callbacks the values of these weights. One that is undefined is none to those that
+        act on it; ModelCheckpoint takes NaN for the worst, and would raise without.
+        """
+        metrics = self._trainer.callback_metrics
+        for tag in self._last_values.keys() - scalars.keys():
+            metrics.pop(tag, None)
+        metrics.update(_tensors(scalars))
+        for tag in {each.monitor for each in self._followers} - self._scores:
+            if math.isnan(metrics.get(tag, 0)):
+                del metrics[tag]
+        for tag in self._scores:
+            metrics.setdefault(tag, torch.tensor(math.nan))
 
     def _stop(self) -> None:
-        for each in self._made_lenient:
-            each.strict = True
+        for each, name in self._made_lenient:
+            setattr(each, name, True)
         self._made_lenient.clear()
         super()._stop()
         self._left = []
-        self._scores = set()
         if hasattr(self, "_trainer"):
             del self._trainer
 
@@ -302,14 +313,13 @@ class GeometryMonitor(Monitor, Callback):
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
-        metrics = self._trainer.callback_metrics
-        for tag in self._last_values.keys() - scalars.keys():
-            metrics.pop(tag, None)  # no value of these weights
-        self._known |= self._last_values.keys() | scalars.keys()
+        self._give_values(scalars)
+        if not self._last_values:  # the first ones
+            tags = {each.monitor for each in self._followers} | self._scores
+            if missing := sorted(tags - scalars.keys()):
+                hint = did_you_mean(missing[0], scalars)
+                self._warn(f"what acts on {listed(missing)} does nothing: no value yet.{hint}")
         self._last_values = scalars
-        metrics.update(_tensors(dict.fromkeys(self._scores & self._known, math.nan) | scalars))
-        for each in self._made_lenient:
-            each.strict = each.monitor not in self._known
         logged = self._scalars(records)
         for logger in self._trainer.loggers:
             logger.log_metrics(logged, step=step)

@@ -822,6 +822,7 @@ class Monitor(ABC):
         num_sharing = num_ranks(self._row_group) if is_shared else 1
         rank = current_rank(self._row_group) if is_shared else 0
         num_batches = 0
+        digests = list[int]()
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(kept_generators(batches))
             stack.enter_context(kept_state(run.model))
@@ -843,9 +844,8 @@ class Monitor(ABC):
                         "list, or a loader with a limit."
                     )
                 taken = [*islice(remaining, num_sharing)]
-                if not (as_training or num_batches):
-                    self._know_probe(taken[:1])
                 if taken:
+                    digests += [] if as_training else map(digest, taken)
                     own = taken[min(rank, len(taken) - 1)]
                     # a module may change a batch on its way to the device, and has done so
                     own = own if as_training else self._to_device(copy(own))
@@ -858,16 +858,18 @@ class Monitor(ABC):
                     if as_training and (missing := told - inputs.told):
                         what = listed(sorted(missing))
                         raise ValueError(f"the layers get no {what}, which they have in training")
+                    if not as_training:
+                        self._know_probe(digests)
                     return num_batches
                 with kept_weights(run.model):
                     self._forward(own)
                 self._detach()
                 num_batches += len(taken)
 
-    def _know_probe(self, batches: Sequence[Any]) -> None:
-        """Record what a probe begins with, once it has begun so twice: masks may be drawn anew."""
-        own, before = f"{digest(batches):x}", self._probe_digest
-        if batches and before and own != before and not self._warned_of_probe:
+    def _know_probe(self, digests: Sequence[int]) -> None:
+        """Record what a probe is, once it has been so twice: masks may be drawn anew."""
+        own, before = f"{digest([*map(str, digests)]):x}", self._probe_digest
+        if digests and before and own != before and not self._warned_of_probe:
             self._warned_of_probe = True
             self._warn(
                 "the probe's batches are others than at the last measurement, so values change "
