@@ -102,7 +102,7 @@ def test_a_history(found: pd.DataFrame) -> None:
             "value": "float64",
             "stderr": "float64",
         }
-        found.astype(types).to_parquet(Path(folder) / "history.parquet")
+        found.astype(types).assign(deviations=None).to_parquet(Path(folder) / "history.parquet")
         require_page(Path(folder))
 
 
