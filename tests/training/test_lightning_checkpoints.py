@@ -194,9 +194,10 @@ def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
     fit(tmp_path, *callbacks(), module=ValidatedLM(), max_steps=2, **options)
     monitor, stop, saved = callbacks()
     path = tmp_path / "epoch=0-step=2.ckpt"
-    fit(
-        tmp_path, monitor, stop, saved, module=ValidatedLM(), max_steps=5, ckpt_path=path, **options
-    )
+    options |= {"module": ValidatedLM(), "max_steps": 5, "ckpt_path": path}
+    misspelt = EarlyStopping("geometry.V/blok.01", check_on_train_epoch_end=False)
+    with pytest.warns(UserWarning, match=r"acts on geometry\.V/blok\.01 does nothing: .*block\.01"):
+        fit(tmp_path, monitor, stop, misspelt, saved, **options)
     assert steps(monitor) == [4, 5]
     assert (
         stop.best_score.item()

@@ -5,6 +5,7 @@ import gc
 import pickle
 from contextlib import ExitStack, suppress
 from itertools import chain, islice, repeat
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -366,6 +367,13 @@ def test_a_probe_that_draws_other_batches_is_told_once_and_one_without_end_is_re
                 pass
     (said,) = of_monitors(caught)
     assert "the probe's batches are others than at the last measurement" in said
+    unknown = [SimpleNamespace(**token_batch())]
+    forward = {"probe_forward": lambda model, batch: model(**vars(batch))}
+    with StepMonitor(gpt_neox(), 1, probe=unknown, **forward, **OPTIONS) as other:
+        for step in range(2):
+            with other.step(step):
+                pass
+    assert ("probe" in other.origin, n_at(other)[1]) == (False, 48)
     batches, num_batches = repeat({}), None
     options = {"probe": Drawn(), "probe_forward": lambda *call: None, **OPTIONS}
     monitor = StepMonitor(gpt_neox(), 1, **options)

@@ -324,10 +324,10 @@ class SweepFolder:
                 step = int(records["step"].iloc[0])
                 path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
                 wanted[name] = path
-                # an event file has the time of what it was made of, whatever the clocks say; and a
-                # nanosecond for each record, for what is derived may be out of date
+                # an event file has the time of what it was made of, whatever the clocks say; less a
+                # second for each record, for what is derived may be out of date
                 changed = max(file.stat().st_mtime_ns for file in self._measured_files(name))
-                changed += len(records)
+                changed -= 10**9 * len(records)
                 if not path.exists() or path.stat().st_mtime_ns != changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))

@@ -140,6 +140,7 @@ class GeometryMonitor(Monitor, Callback):
         self._followers: list[Any] = []  # what acts on a value
         self._made_lenient: list[tuple[Any, str]] = []  # of these, and the attribute
         self._scores = set[str]()  # tags by which checkpoints are kept
+        self._was_given = False  # values of this run
         self._left: list[Tensor] = []  # numbers of a few parameters after the last batch
         self._are_moved = False  # by the run itself, after each batch
 
@@ -314,7 +315,8 @@ class GeometryMonitor(Monitor, Callback):
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
         self._give_values(scalars)
-        if not self._last_values:  # the first ones
+        if not self._was_given:
+            self._was_given = True
             tags = {each.monitor for each in self._followers} | self._scores
             if missing := sorted(tags - scalars.keys()):
                 hint = did_you_mean(missing[0], scalars)

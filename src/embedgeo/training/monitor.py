@@ -868,6 +868,8 @@ class Monitor(ABC):
 
     def _know_probe(self, digests: Sequence[int]) -> None:
         """Record what a probe is, once it has been so twice: masks may be drawn anew."""
+        if digest(()) in digests:  # a batch that nothing is known of
+            return
         own, before = f"{digest([*map(str, digests)]):x}", self._probe_digest
         if digests and before and own != before and not self._warned_of_probe:
             self._warned_of_probe = True
