@@ -46,7 +46,7 @@ def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path):
         pictures.append(sum("image/png" in each for each in data))
         tables.append(sum("text/html" in each for each in data))
         assert pictures[-1] == ("embedgeo.plot(" in cell.source)
-    assert sum(pictures) == 4
+    assert sum(pictures) == 3
     assert sum(tables) == 1
 
 
