@@ -198,8 +198,7 @@ class GeometryMonitor(Monitor, Callback):
         every: list[Any] = [*trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs]
         self._followers = [each for each in every if self._is_own(each.monitor or "")]
         for each in self._followers:  # without a value, or where it is NaN, these would end the run
-            names = ["strict", *(["check_finite"] if each.monitor in self._scores else [])]
-            for name in names:
+            for name in ["strict", *(["check_finite"] if each.monitor in self._scores else [])]:
                 if getattr(each, name, False):
                     setattr(each, name, False)
                     self._made_lenient.append((each, name))
@@ -250,25 +249,24 @@ class GeometryMonitor(Monitor, Callback):
         )
         return "other weights"
 
-    def _give_values(self, scalars: Mapping[str, float]) -> None:
+    def _give_values(self, scalars: dict[str, float]) -> None:
         """Give callbacks the values of these weights. One that is undefined is none to those that
         act on it; ModelCheckpoint takes NaN for the worst, and would raise without.
         """
         metrics = self._trainer.callback_metrics
         for tag in self._last_values.keys() - scalars.keys():
             metrics.pop(tag, None)
-        metrics.update(_tensors(scalars))
+        metrics.update(_tensors(dict.fromkeys(self._scores, math.nan) | scalars))
         for tag in {each.monitor for each in self._followers} - self._scores:
             if math.isnan(metrics.get(tag, 0)):
                 del metrics[tag]
-        for tag in self._scores:
-            metrics.setdefault(tag, torch.tensor(math.nan))
 
     def _stop(self) -> None:
         for each, name in self._made_lenient:
             setattr(each, name, True)
         self._made_lenient.clear()
         super()._stop()
+        self._followers.clear()
         self._left = []
         if hasattr(self, "_trainer"):
             del self._trainer
