@@ -186,22 +186,25 @@ def test_the_command_compares_saved_rows_and_goes_on_where_it_was(tmp_path, caps
     assert "step1.safetensors" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_comes_between_two_takes_the_drift_of_the_later_one(tmp_path):
+def test_a_checkpoint_that_comes_between_or_before_two_takes_the_drift_of_the_later_ones(tmp_path):
     SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
-    for step in (0, 4):
+    for step in (1, 8):
         write(tmp_path, step, torch.arange(N))
     assert main(["drift", str(tmp_path)]) == 0
     assert "cka_to_previous" in {*load_results(tmp_path)["metric"]}
     SweepFolder(tmp_path).rebuild()
-    write(tmp_path, 1, torch.arange(N))
+    write(tmp_path, 4, torch.arange(N))
     SweepFolder(tmp_path).rebuild()
     (run,) = (tmp_path / "tensorboard").iterdir()
     assert not [tag for tag in events_of(run).Tags()["scalars"] if "cka" in tag]
     assert {*load_results(tmp_path)["metric"]} == {"Q"}
     assert main(["drift", str(tmp_path)]) == 0
     found = load_results(tmp_path)
-    assert {*found.loc[found["metric"] == "cka_to_previous", "step"]} == {1, 4}
-    write(tmp_path, 4, torch.arange(N), name="step4-kept")
+    assert {*found.loc[found["metric"] == "cka_to_previous", "step"]} == {4, 8}
+    write(tmp_path, 0, torch.arange(N))  # another first one
+    assert not [metric for metric in load_results(tmp_path)["metric"] if "cka" in metric]
+    assert main(["drift", str(tmp_path)]) == 0
+    write(tmp_path, 8, torch.arange(N), name="step8-kept")
     assert main(["drift", str(tmp_path)]) == 0
     found = load_results(tmp_path)
     assert found.loc[found["metric"] == "cka_to_previous", "value"].max() < 0.999

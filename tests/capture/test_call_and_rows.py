@@ -246,8 +246,11 @@ class Small(nn.Module):
 @pytest.mark.parametrize("layers", ["block.01", "layers.00"])
 def test_states_that_look_turned_are_refused_at_any_layer(layers):
     ids = torch.arange(36).view(6, 6)
-    with pytest.raises(ValueError, match="its rows look turned"):
-        measured(Small(turns=True), ids, layers=layers)
+    unlike = Small()
+    unlike.word = nn.Sequential(nn.Embedding(64, 4), nn.Linear(4, 8))  # nothing tells the order
+    for model in (Small(turns=True), unlike):
+        with pytest.raises(ValueError, match="its rows may be turned"):
+            measured(model, ids, layers=layers)
     assert [values["n"] for values in measured(Small(), ids, layers=layers).values()] == [36]
 
 

@@ -152,6 +152,22 @@ def test_buffers_of_a_class_of_ones_own_are_those_that_it_makes(tmp_path, monkey
     assert torch.equal(load(tmp_path).rotary_emb.inv_freq, made.rotary_emb.inv_freq)
 
 
+class Lenient(Mine):
+    _keys_to_ignore_on_load_missing = (r"h\.1\.mlp\.c_fc\.bias", "wte")  # the second is a tied one
+
+
+def test_no_weight_of_a_class_of_ones_own_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODEL_FOR_CAUSAL_LM_MAPPING._extra_content, GPT2Config, Lenient)
+    weights = model(1, "gpt2").state_dict()
+    files = {**GPT2, "model.safetensors": None, "pytorch_model.bin": bin_file(weights)}
+    write_files(tmp_path, {name: data for name, data in files.items() if data})
+    assert type(load(tmp_path)) is Lenient
+    del weights["transformer.h.1.mlp.c_fc.bias"]
+    write_files(tmp_path, {"pytorch_model.bin": bin_file(weights)})
+    with pytest.raises(ValueError, match=r"missing: transformer\.h\.1\.mlp\.c_fc\.bias\. Give"):
+        load(tmp_path)
+
+
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize(
     ("names", "trusted_class"),

@@ -68,6 +68,11 @@ def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them
     assert low.to_list() == pytest.approx(expected, nan_ok=True)
     assert high.equals(low)
     assert "within it at 0 of 3 steps" in data.text
+    run, earlier = behind(own, tmp_path / "earlier", scaled(tmp_path / "longer", 2.0))
+    (data,) = before_band(run, "Q", earlier)
+    for end, at_64 in zip(band(data), (ends[1], 2 * block_mean(run, "Q")[64]), strict=True):
+        assert end.isna().tolist() == [True, False, False, False, True]  # where both have values
+        assert end[64] == pytest.approx(at_64)
 
 
 def test_other_settings_are_refused(tmp_path):

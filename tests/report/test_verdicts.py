@@ -72,9 +72,9 @@ def test_where_seeds_were_not_measured_their_range_is_that_of_the_last_step_at_w
 ):
     plain = run_in(tmp_path / "plain")
     other = run_in(tmp_path / "other", [(step, 0.03) for step in STEPS])
-    changes = [{(64, layer, "M_over_Q"): x for layer in BLOCKS} for x in (0.45, 0.55)]
+    changes = [{(100, layer, "M_over_Q"): x for layer in BLOCKS} for x in (0.45, 0.55)]
     seeds = [
-        make_sweep(tmp_path / f"seed{i}", (0, 64), 2, metrics=METRICS, changes=each)
+        make_sweep(tmp_path / f"seed{i}", (0, 64, 100), 2, metrics=METRICS, changes=each)
         for i, each in enumerate(changes)
     ]
     found = row(plain, other, seeds=seeds)

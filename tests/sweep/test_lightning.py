@@ -86,15 +86,22 @@ def test_a_loggers_folder_is_looked_into(tmp_path):
 class Loose(Forward):
     strict_loading = False
 
+    def __init__(self, num_positions=64, depth=2):
+        super().__init__(num_positions)
 
-def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path):
+
+@pytest.mark.parametrize(
+    ("saved", "defaults"), [({}, "num_positions=64, depth=2"), ({"depth": 2}, "num_positions=64")]
+)
+def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path, saved, defaults):
     weights = Forward().state_dict()
     weights["old"] = weights.pop("head.bias")
-    torch.save({"state_dict": weights, "pytorch-lightning_version": "2.6"}, tmp_path / "a.ckpt")
+    file = {"state_dict": weights, "pytorch-lightning_version": "2.6"}
+    torch.save(file | ({"hyper_parameters": saved} if saved else {}), tmp_path / "a.ckpt")
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
     with (
         pytest.warns(UserWarning, match="Found keys that are .*(head.bias|old)"),
-        pytest.warns(UserWarning, match=r"Loose is made by its defaults, \(.*num_positions=64\): "),
+        pytest.warns(UserWarning, match=f"Loose is made by its defaults, {defaults}: "),
     ):
         checkpoint.load()
 

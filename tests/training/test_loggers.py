@@ -132,6 +132,9 @@ def test_the_users_custom_scalars_are_kept(tmp_path):
         writer.add_custom_scalars({"mine": {"loss": ["Multiline", ["loss"]]}})
         for prefix in ("one", "two"):
             adapter_of(writer, prefix).write_charts(prefix, ["V"], "")
+        writer.close()  # as Lightning does after a fit
+        adapter_of(writer, "one").write_image("V", (b"PNG", 1, 1), 2)
+    assert event_contents(tmp_path).Tags()["images"] == ["V"]
     titles = [each.title for each in custom_layout(event_contents(tmp_path)).category]
     assert titles == ["two: size and variance", "one: size and variance", "mine"]
 

@@ -461,7 +461,7 @@ def _packed_positions(ends: Tensor) -> Tensor:
     return (torch.arange(len(starts), device=ends.device) - starts)[None]
 
 
-# by which the cosine with embeddings that are turned has to be more than with these as they are
+# by which the cosines with embeddings as they are and turned must differ to tell them apart
 _LIKE = 0.1
 
 
@@ -507,7 +507,6 @@ class ForwardPass:
     num_cached: int | None = None
     token_ids: Tensor | None = None  # that the last of the calls was given
     attention: "_RunningCall | None" = None  # the first inside the blocks
-    waiting: list[str] = field(default_factory=list)  # layers that were reached before that
     # by shape, positions_first and versions
     row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
     # the place of the last layer that has one, in the encoder and in the decoder
@@ -518,8 +517,9 @@ class ForwardPass:
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     # by layer that follows others: which of these was called last
     before: dict[str, tuple[nn.Module, Tensor | None]] = field(default_factory=dict)
-    # by layer: reads the call of its module, once the outermost call ends
-    held: dict[str, Callable[[], None]] = field(default_factory=dict)
+    # by layer and number among its modules: reads that call, once the outermost call ends, or that
+    # attention begins
+    held: dict[tuple[Layer, int], Callable[[], None]] = field(default_factory=dict)
     own: Tensor | None = None  # rows that are still those of the table; None: all, or none is
     has_rows: bool = False  # have been asked for
     shape: torch.Size | None = None  # of the rows of the last block so far
@@ -716,10 +716,8 @@ class ForwardInputs:
         elif forward.attention is None:
             forward.attention = call
             self._take(call)
-            for name in forward.waiting:
-                if name in forward.held:
-                    forward.held.pop(name)()
-            forward.waiting = []
+            for waiting in [each for each in forward.held if not each[0].after]:
+                forward.held.pop(waiting)()
         elif padding.mask is None:
             untold = "" if forward.padding.mask is not None else padding.untold
         elif not _equal(forward.attention.padding.source, padding.source):
@@ -728,12 +726,10 @@ class ForwardInputs:
             forward.padding, forward.row_tokens = _Padding(untold=untold), {}
         self._running.append(call)
 
-    def awaits_mask(self, layer: Layer) -> bool:
-        """Tell whether a layer's rows must wait for the padding that the blocks are told of."""
-        waits = bool(self._attention) and self.forward.attention is None
-        if waits:
-            self.forward.waiting.append(layer.name)
-        return waits
+    @property
+    def awaits_mask(self) -> bool:
+        """True if rows must wait for the padding that the blocks are told of."""
+        return bool(self._attention) and self.forward.attention is None
 
     def _warn_of_cache(self, call: _RunningCall) -> None:
         """Warn, once, where a text goes on from the last forward pass."""
@@ -791,10 +787,10 @@ class ForwardInputs:
         for ids in tables:
             num_positions = self._num_virtual + ids.shape[1]
             if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
-                if self._looks_turned(hidden):
+                if self._may_be_turned(hidden):
                     raise ValueError(
                         f"layer {layer.name!r} must have the order of its token ids, (batch, "
-                        f"positions); with {hidden.shape[0]} of both its rows look turned. Take "
+                        f"positions); with {hidden.shape[0]} of both its rows may be turned. Take "
                         "another batch size."
                     )
                 return hidden[:, self._num_virtual :]
@@ -824,7 +820,7 @@ class ForwardInputs:
             if not self._running:  # only blocks are called: a pass begins
                 self.forward.num_calls.clear()
                 self.forward.places.clear()
-            if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
+            if ids.ndim == 2 and ids.shape[0] == ids.shape[1] > 1 and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
             if isinstance(output, Tensor) and ids.ndim == 2:
@@ -1071,16 +1067,17 @@ class ForwardInputs:
             return not has_width or has_width_second
         return len(shape) == 3 and not has_width and has_width_second
 
-    def _looks_turned(self, hidden: Tensor) -> bool:
-        """Tell whether a hidden state is like the embeddings of its tokens only once it is turned,
-        of as many sequences as positions; the first one of a forward pass tells.
+    def _may_be_turned(self, hidden: Tensor) -> bool:
+        """Tell whether a hidden state, of as many sequences as positions, is like the embeddings of
+        its tokens once it is turned, or, in models that are not transformers', of unknown order,
+        not unlike; the first one of a forward pass tells.
         """
         rows, self._square_rows = self._square_rows, None
         if rows is None or rows.shape != hidden.shape:
-            return False
+            return rows is not None and not self._is_hugging_face
         wide, own = hidden.float(), rows.float()
         likeness = (wide * (own.transpose(0, 1) - own)).sum() / (wide.norm() * own.norm())
-        return float(likeness) > _LIKE
+        return float(likeness) > (_LIKE if self._is_hugging_face else -_LIKE)
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
         """A mask or position ids without those of virtual tokens in front of the rows."""

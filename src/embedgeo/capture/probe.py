@@ -104,11 +104,12 @@ def _require_one_state(
         several = f"several of shape {tuple(hidden.shape)}, as a branch and the residual stream"
     elif (
         given is not None
-        and given.shape[:-1] == hidden.shape[:-1]  # otherwise rows are made fewer, as in a pyramid
         and given.shape != hidden.shape
+        # otherwise rows are made fewer, as in a pyramid
+        and (given.shape[:-1] == hidden.shape[:-1] or given.ndim != hidden.ndim)
         and num_states(output, given)
     ):
-        several = f"one of shape {tuple(hidden.shape)} before that, as a router's"
+        several = f"one of shape {tuple(hidden.shape)} before that, as a router's or attention's"
     if several:
         raise ValueError(
             f"layer {layer.name!r} must return one hidden state; its {type(module).__name__} "
@@ -406,7 +407,7 @@ class Probe:
             _require_state(layer, module, args, kwargs, hidden)
         if not takes_input and layer.place is not None:
             _require_one_state(layer, module, first_input(args, kwargs), hidden, output)
-        if not (is_inside and (layer.after or self._inputs.awaits_mask(layer))):
+        if not (is_inside and (layer.after or self._inputs.awaits_mask)):
             self._take(layer, hidden)
             return
         # in inference mode changes in place do not show
@@ -420,7 +421,7 @@ class Probe:
                 )
             self._take(layer, kept)
 
-        self._inputs.forward.held[layer.name] = take_last
+        self._inputs.forward.held[layer, i] = take_last
 
     def _is_of_layer(self, layer: Layer, i: int, *, is_inside: bool) -> bool:
         """Tell whether a call of a module of a layer is the one to read. ValueError where the model
@@ -458,7 +459,7 @@ class Probe:
             return False
         if layer.after and forward.before.get(layer.name, (None,))[0] is not layer.after[0]:
             if is_inside:  # a later call may be that one
-                forward.held[layer.name] = partial(
+                forward.held[layer, i] = partial(
                     self._leave_out,
                     layer,
                     f"must be the next norm after the last block, once; its {kind} is called "

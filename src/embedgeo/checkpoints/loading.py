@@ -370,10 +370,20 @@ def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str
         type(model).__name__ in (model.config.architectures or ())
         and any(key.startswith(body) for key in types)
     )
+    missing = {*info["missing_keys"]}
+    if not type(model).__module__.startswith("transformers."):  # which says what may be missing
+        lenient = "|".join(vars(model)["_keys_to_ignore_on_load_missing"]) or "$^"
+        state = model.state_dict()
+        names = {key: {key, body + key, key.removeprefix(body)} for key in state}
+        held = {key for key in state if not names[key].isdisjoint(types)}
+        tied = {state[key].data_ptr() for key in held}
+        missing |= {
+            key
+            for key in state.keys() - held
+            if re.search(lenient, key) and state[key].data_ptr() not in tied
+        }
     wrong = {
-        "missing": [
-            key for key in sorted(info["missing_keys"]) if is_whole or key.startswith(body)
-        ],
+        "missing": [key for key in sorted(missing) if is_whole or key.startswith(body)],
         "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
         "without a scale": [
             name
@@ -482,19 +492,24 @@ def load_file(
 
 def _require_hyperparameters(model: Any, stored: Mapping[str, Any], name: str) -> None:
     """Check that a LightningModule is of the class that its file names, and has the hyperparameters
-    there, as arguments or by itself; warn where the file has none.
+    there, as arguments or by itself; warn of arguments that the file does not have.
     """
     made = type(model)
     arguments = signature(made)
     remedy = "name what makes it with these: --model-class package.module:make."
-    if arguments.parameters and "hyper_parameters" not in stored:
+    saved = dict(stored.get("hyper_parameters", {}))
+    known = {*saved, stored.get("hparams_name")}
+    if defaults := [
+        str(each)
+        for name, each in arguments.parameters.items()
+        if name not in known and each.default is not each.empty
+    ]:
         warnings.warn(
-            f"{made.__name__} is made by its defaults, {arguments}: no hyperparameters are in "
-            "its file. save_hyperparameters() puts them there. If it was trained with others, "
-            f"{remedy}",
+            f"{made.__name__} is made by its defaults, {', '.join(defaults)}: they are not among "
+            "the hyperparameters in its file, where save_hyperparameters() puts them. If it was "
+            f"trained with others, {remedy}",
             stacklevel=3,
         )
-    saved = dict(stored.get("hyper_parameters", {}))
     saved.pop("_instantiator", None)
     module, _, own = (named := saved.pop("_class_path", "")).rpartition(".")
     if named and getattr(sys.modules.get(module), own, None) is not made:

@@ -525,15 +525,16 @@ class Products(NamedTuple):
         of the rows that they are with.
         """
         rows, groups = rows[:, None], groups[:, None]
-        member = torch.arange(_GROUP, device=rows.device)
         width, first = self.values.shape[1], self.first(rows)
-        in_line = first + groups - first // _GROUP + member * ((width - first) // _GROUP)
-        in_column = self.first(groups * _GROUP) + groups % _STRIP_GROUPS + member * _STRIP_GROUPS
         is_in_line = groups >= first // _GROUP
-        places = in_line.where(is_in_line, in_column)
-        at = (rows * width + places).where(is_in_line, places * width + rows)
+        in_line = first + groups - first // _GROUP
+        in_column = self.first(groups * _GROUP) + groups % _STRIP_GROUPS
+        between = ((width - first) // _GROUP).where(is_in_line, _STRIP_GROUPS)
+        member = torch.arange(_GROUP, device=rows.device)
+        places = in_line.where(is_in_line, in_column).addcmul(between, member)
+        line, column = torch.where(is_in_line, width, 1), torch.where(is_in_line, 1, width)
         flat = self.values.view(self.minima.dtype).flatten()
-        return flat.gather(0, at.flatten()).view_as(at), places
+        return flat.take((rows * line).addcmul(places, column)), places
 
 
 def _by_row(i: Tensor, values: Tensor, first: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     for name, mean in run.means(metric).items():
         earlier = [each for each in references if name in each.means(metric)]
         curves = _earlier_means(run, metric, name, earlier)
-        low, high = curves.min(), curves.max()
+        low, high = curves.min(skipna=False), curves.max(skipna=False)
         if low.isna().all():
             continue
         ends = pd.DataFrame({"earlier runs, lowest": low, "earlier runs, highest": high})
@@ -72,8 +72,8 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         labels = listed([each.label for each in earlier], 4)
         text = (
             f"{str(name).capitalize()}: {trend(mean)} Grey: {len(earlier)} earlier ({labels}), "
-            f"mean over blocks, at equal steps; within it at {mean.between(low, high).sum()} of "
-            f"{(low.notna() & mean.notna()).sum()} steps."
+            f"mean over blocks, at equal steps that all have; within it at "
+            f"{mean.between(low, high).sum()} of {(low.notna() & mean.notna()).sum()} steps."
         )
         part = f"-{str(name).replace(' ', '-')}" if len(run.blocks) > 1 else ""
         yield FigureData(f"{metric}-reference{part}", figure, numbers, alt, text, lines)

@@ -87,8 +87,7 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
             errors = errors.fillna(independent)
             # of equal runs the paired error is 0, too
             in_errors = (difference.abs() / errors).where(difference != 0, 0 * errors)
-            # where seeds were not measured, the nearest one
-            ranges = _range(seeds, metric, name).reindex(values.index).ffill().bfill()
+            ranges = _range(seeds, metric, name, values.index)
             is_apart = difference.abs() > np.fmax(_ERRORS * errors, ranges.fillna(0))
             is_apart &= errors.notna() & (not unlike)
             lasting = is_apart.index[is_apart[::-1].cummin()[::-1]]
@@ -183,9 +182,12 @@ def _placed_deviations(run: Run, other: Run) -> pd.DataFrame:
     return of_groups if run.has_steps else of_groups.rename(index=lambda _: last, level="step")
 
 
-def _range(seeds: Sequence[Run], metric: str, name: Any) -> pd.Series:
-    """The range of a mean over blocks over runs, by step at which two of them have it."""
+def _range(seeds: Sequence[Run], metric: str, name: Any, steps: pd.Index) -> pd.Series:
+    """The range of a mean over blocks over runs, at or before these steps, where two of them have
+    it, or else after.
+    """
     means = [run.means(metric)[name] for run in seeds if name in run.means(metric)]
-    table = pd.DataFrame(dict(enumerate(means)), dtype=float)
+    table = pd.DataFrame(dict(enumerate(means)), dtype=float).sort_index()
     table = table[table.notna().sum(axis=1) > 1]
-    return table.max(axis=1) - table.min(axis=1)
+    ranges = table.max(axis=1) - table.min(axis=1)
+    return ranges.reindex(steps, method="ffill").fillna(ranges.reindex(steps, method="bfill"))

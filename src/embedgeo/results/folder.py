@@ -238,9 +238,11 @@ class SweepFolder:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
             runs.setdefault(file_name(titles[name]) or "other", {})[name] = records
         for of_run in runs.values():
-            for previous, name in pairwise(self.with_samples(of_run)):
+            names = self.with_samples(of_run)
+            for previous, name in pairwise(names):
                 derived_from = _derived_from(drift_file(self.path, name))
-                if derived_from and previous not in derived_from:  # it has come since
+                # one of these has come since
+                if derived_from and not {names[0], previous} <= derived_from.keys():
                     of_run[name] = of_run[name][: len(read_records(self._file(name)))]
         return runs
 

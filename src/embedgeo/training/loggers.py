@@ -139,7 +139,7 @@ class TensorBoard:
         layout = custom_scalars_layout(metrics, tag_start + prefix)
         titled = {title.removeprefix(tag_start): charts for title, charts in layout.items()}
         self._writer.flush()
-        self._writer.file_writer.add_summary(layout_summary(titled, self._writer.log_dir))
+        self._add(layout_summary(titled, self._writer.log_dir))
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._writer.add_text(tag, markdown, step)
@@ -150,9 +150,11 @@ class TensorBoard:
         # `SummaryWriter.add_image` would decode, resize and encode it again
         png, width, height = picture
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-        self._writer.file_writer.add_summary(
-            Summary(value=[Summary.Value(tag=tag, image=image)]), step
-        )
+        self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+    def _add(self, *summary: Any) -> None:
+        # a writer that another fit has closed begins a new file
+        self._writer._get_file_writer().add_summary(*summary)  # noqa: SLF001
 
 
 class Wandb:
