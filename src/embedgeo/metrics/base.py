@@ -348,8 +348,7 @@ class GeometryMetric(Metric):
         """Merge the state of a metric of the same class and arguments that has seen other rows.
 
         Raises:
-            ValueError: another class or ``dim``, or arguments that lead to other states; or both
-                draw samples with one seed, and the other metric has left out rows.
+            ValueError: another class or ``dim``, or arguments that lead to other states.
         """
         states: Any = incoming_state
         if isinstance(incoming_state, Metric):
