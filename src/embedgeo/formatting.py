@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def short(number: float, digits: int = 3) -> str:
@@ -70,9 +70,10 @@ def cell(value: Any) -> Any:
     return f"'{value}" if is_formula else value
 
 
-def write_csv(table: Any, path: Path, *, index: bool = True) -> None:
-    """Write a table of pandas; names in it are as `cell` has them."""
-    table.map(cell).rename(index=cell, columns=cell).to_csv(path, index=index, lineterminator="\n")
+def write_csv(table: Any, file: Path | IO[str], **options: bool) -> None:
+    """Write a table of pandas, with options of ``to_csv``; names in it are as `cell` has them."""
+    named = table.apply(lambda column: column if column.dtype.kind in "fi" else column.map(cell))
+    named.rename(index=cell, columns=cell).to_csv(file, lineterminator="\n", **options)
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:

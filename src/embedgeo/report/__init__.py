@@ -102,7 +102,7 @@ def write_report(
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:
     """All values, with their standard errors and those of the baseline beside them."""
-    parts = []
+    columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     for run in runs:
         model = run.model.assign(layer=MODEL).set_index("layer", append=True)
         known = {
@@ -115,7 +115,6 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
             for name, frame in known.items()
         }
         records = pd.DataFrame(stacked, stacked["value"].index)
-        parts.append(records.reset_index().assign(run=run.label))
-    columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
-    records = pd.concat(parts, ignore_index=True)[columns]
-    write_csv(records, path, index=False)
+        records = records.reset_index().assign(run=run.label)[columns]
+        with path.open("a", encoding="utf-8", newline="") as file:
+            write_csv(records, file, index=False, header=not file.tell())
