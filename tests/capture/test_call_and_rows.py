@@ -564,8 +564,13 @@ class Routed(Small):
     """Its blocks return what their router gives, too."""
 
     class Block(Added):
+        first = staticmethod(lambda x: x[..., :3])
+
         def forward(self, x):
-            return x[..., :3], super().forward(x)
+            return self.first(x), super().forward(x)
+
+    class Pooled(Block):
+        first = staticmethod(lambda x: x.mean(1))
 
     def forward(self, ids):
         x = self.word(ids)
@@ -575,10 +580,11 @@ class Routed(Small):
 
 
 def test_a_block_whose_state_is_not_the_first_that_it_returns_is_refused():
-    model = Routed()
-    model.layers = nn.ModuleList([Routed.Block(8), Routed.Block(8)])
-    with pytest.raises(ValueError, match=r"returns one of shape \(3, 4, 3\) before that"):
-        measured(model, torch.arange(12).view(3, 4))
+    for kind, shape in ((Routed.Block, r"3, 4, 3"), (Routed.Pooled, "3, 8")):
+        model = Routed()
+        model.layers = nn.ModuleList([kind(8), kind(8)])
+        with pytest.raises(ValueError, match=rf"returns one of shape \({shape}\) before that"):
+            measured(model, torch.arange(12).view(3, 4))
 
 
 class TakesBatch(Small):
@@ -855,9 +861,10 @@ class KeepsTheMask(nn.Module):
 def test_a_mask_of_a_call_around_the_model_counts_for_the_same_tokens_alone():
     model, batch = KeepsTheMask(), token_batch(4)
     mask = torch.arange(12) < torch.tensor([[12], [5], [7], [3]])
-    with torch.no_grad(), observe(model) as geometry:
-        model(batch["input_ids"], mask.long())
-    assert {values["n"] for values in geometry.compute().values()} == {27}
+    for layers in ("blocks", lambda model: model.net):
+        with torch.no_grad(), observe(model, layers) as geometry:
+            model(batch["input_ids"], mask.long())
+        assert {values["n"] for values in geometry.compute().values()} == {27}
     with torch.no_grad(), observe(model) as geometry:
         model(batch["input_ids"], mask.long())
         model.net(input_ids=batch["input_ids"])  # by itself, it is told nothing

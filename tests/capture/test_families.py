@@ -70,6 +70,13 @@ def test_numbered_hidden_states_are_the_models_output_hidden_states():
     for family, (build, _) in {**FAMILIES, **_MORE}.items():
         assert_numbered_hidden_states(family, build)
     assert_numbered_hidden_states("untied", lambda: llama(tie_last_hidden_states=False))
+    assert_numbered_hidden_states("of text and images", lambda: taking(llama(), "pixel_values"))
+
+
+def taking(model, name):
+    for module in (model, model.base_model):
+        module.main_input_name = name
+    return model
 
 
 def assert_numbered_hidden_states(family, build):
@@ -113,9 +120,10 @@ def test_a_model_without_token_ids_gives_what_needs_none():
         model(**images)
     with torch.no_grad():
         states = model(**images, output_hidden_states=True).hidden_states
-    numbered = observed(model, images, "hidden_states")
-    for i, state in enumerate(states):
-        assert torch.equal(rows_seen(numbered, f"hidden.{i:02d}")[0], state.flatten(0, 1))
+    for name in ("pixel_values", "flattened_patches"):
+        numbered = observed(taking(model, name), images, "hidden_states")
+        for i, state in enumerate(states):
+            assert torch.equal(rows_seen(numbered, f"hidden.{i:02d}")[0], state.flatten(0, 1))
     values = geometry.compute()
     assert list(values) == layer_names(model)
     assert list(values)[:4] == BLOCKS

@@ -540,6 +540,7 @@ class ForwardInputs:
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         layers: Sequence[Layer] = (),
+        whole: nn.Module | None = None,
     ) -> None:
         require_exclusions(skip_first_positions, ignore_token_ids)
         self._skip_first_positions = skip_first_positions
@@ -549,6 +550,7 @@ class ForwardInputs:
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._widths = structure.config_widths(measured)
         self._inner_modules = set(measured.modules())
+        self._modules = set(model.modules())
         self.tables = list(
             dict.fromkeys(table for part in parts for table in structure.token_embeddings(part))
         )
@@ -567,7 +569,7 @@ class ForwardInputs:
         # those around an encoder and its decoder, or around the measured model
         self.outer_modules = [
             module
-            for module in model.modules()
+            for module in (whole or model).modules()
             if structure.unwrapped(module) is module
             and module not in self.enclosing_modules
             and structure.contains_any(module, parts)
@@ -633,7 +635,8 @@ class ForwardInputs:
         transformers give the parts of a model what these need.
         """
         call = _RunningCall.of(module, args, kwargs)
-        self.has_unread_ids |= bool(call.integers) and not self.tables
+        if module in self._modules:
+            self.has_unread_ids |= bool(call.integers) and not self.tables
         if not (_is_known(module) or call.padding.mask is None or call.token_ids is None):
             self.outer = call
 

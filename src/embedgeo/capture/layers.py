@@ -21,6 +21,7 @@ _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 _WIDER_AT_THE_END = {"reformer"}
 # whose first hidden state is the first block's output
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
+_IMAGES = {"pixel_values", "flattened_patches"}  # names of what models take
 _TORCH_STACKS = (
     nn.TransformerEncoder,
     nn.TransformerDecoder,
@@ -205,7 +206,10 @@ def _standard_layers(submodel: _Submodel) -> Iterator[Layer]:
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     prefix, module, blocks, norms = submodel
     last = structure.base_model(module, blocks[0].module) or next(iter(norms), None)
-    if getattr(module, "main_input_name", None) == "pixel_values" or not _ties_last(module, last):
+    is_of_images = getattr(module, "main_input_name", None) in _IMAGES and not any(
+        isinstance(table, nn.Embedding) for table in structure.token_embeddings(module)
+    )
+    if is_of_images or not _ties_last(module, last):
         last = None  # models of images, and some others, leave out what is after the blocks
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_late = kind in _AFTER_FIRST_BLOCK

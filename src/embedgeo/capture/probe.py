@@ -105,9 +105,12 @@ def _require_one_state(
     elif (
         given is not None
         and given.shape != hidden.shape
-        # otherwise rows are made fewer, as in a pyramid
-        and (given.shape[:-1] == hidden.shape[:-1] or given.ndim != hidden.ndim)
         and num_states(output, given)
+        # those of transformers may make rows fewer, as a pyramid does
+        and (
+            given.shape[:-1] == hidden.shape[:-1]
+            or not type(module).__module__.startswith("transformers.")
+        )
     ):
         several = f"one of shape {tuple(hidden.shape)} before that, as a router's or attention's"
     if several:

@@ -145,7 +145,9 @@ class Geometry:
         self.model, chosen_layers = _chosen(model, layers)
         self.layers = resolve_layers(self.model, chosen_layers)
         require_whole_sequences(self.model)
-        self.inputs = ForwardInputs(self.model, skip_first_positions, ignore_token_ids, self.layers)
+        self.inputs = ForwardInputs(
+            self.model, skip_first_positions, ignore_token_ids, self.layers, whole=model
+        )
         self.probe = Probe(
             self.layers,
             self.inputs,
