@@ -58,6 +58,7 @@ def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
         "a": b'\n[{"text": "One."}, {"text": "Two."}]',
         "b": b'{"messages": [1]}',
         "c": b'["One."]',
+        "utf-16": "One.".encode("utf-16-le"),
     }
     for name in ("a.json.gz", "a.csv", "a.txt", "a.jl", *lists):
         lines = lists.get(name, b'{"text": "One."}\n')

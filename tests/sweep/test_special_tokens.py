@@ -166,5 +166,8 @@ def test_another_special_token_leaves_out_other_rows_and_is_refused(tmp_path):
 def test_runs_that_need_other_texts_are_not_of_one_model(tmp_path):
     for name, kind in (("a-step{}", "gpt_neox"), ("b-step{}", "bert")):
         local_run(tmp_path / "runs", (1,), name, kind)
-    with pytest.raises(ValueError, match=r"must take the same texts; .* has a-step, b-step"):
+    with (
+        pytest.raises(ValueError, match=r"must take the same texts; .* has a-step, b-step"),
+        pytest.warns(UserWarning, match=r"runs of one checkpoint each: a-step1, b-step1\."),
+    ):
         sweep(tmp_path / "runs", num_tokens=64, seq_len=16, out=tmp_path / "out")

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -389,6 +390,7 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
     positions = {name: position for name in commits if (position := parse_position(name))}
     others = commits.keys() - positions.keys() - {revisions}
     _warn_of_others(repository, filter(_LIKE_STEP.search, others))
+    _warn_of_single(repository, positions)
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
@@ -462,6 +464,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         model,
         [p.name for p in candidates if p not in (*known, folder) and _is_like_one(p, is_model)],
     )
+    _warn_of_single(model, {p.name: each for p, each in positions.items() if not p.is_file()})
     for path, position in positions.items():
         series = _with_model(own, "" if path.is_file() else position.series)
         name = file_name(_with_model(own, path.name))
@@ -601,6 +604,18 @@ def _absolute(model: str) -> Path:
 def _with_model(model: str, name: str) -> str:
     """A name with that of its model before it, where several models are listed together."""
     return f"{model}--{name}" if model else name
+
+
+def _warn_of_single(model: str, positions: Mapping[str, Position]) -> None:
+    """Warn of runs of one checkpoint, beside others, by their names."""
+    counts = Counter(position.series for position in positions.values())
+    single = [name for name, position in positions.items() if counts[position.series] == 1]
+    if len(positions) > 1 and single:
+        warnings.warn(
+            f"{model}: runs of one checkpoint each: {listed(single)}. Their names differ from others "
+            "in more than step and tokens; rename those that are of one run.",
+            stacklevel=2,
+        )
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:

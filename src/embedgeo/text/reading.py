@@ -52,7 +52,8 @@ def _read(path: Path) -> Iterator[str]:
         raise ValueError(refused)
     for number, piece in enumerate(_pieces(path, is_lines=is_lines), 1):
         document = piece
-        if number == 1 and not is_lines and _is_json(piece):
+        # UTF-16 without a mark of it reads as letters between zeros
+        if "\0" in piece or (number == 1 and not is_lines and _is_json(piece)):
             raise ValueError(refused)
         if is_lines:
             if not piece.strip():
