@@ -612,8 +612,8 @@ def _warn_of_single(model: str, positions: Mapping[str, Position]) -> None:
     single = [name for name, position in positions.items() if counts[position.series] == 1]
     if len(positions) > 1 and single:
         warnings.warn(
-            f"{model}: runs of one checkpoint each: {listed(single)}. Their names differ from others "
-            "in more than step and tokens; rename those that are of one run.",
+            f"{model}: runs of one checkpoint each: {listed(single)}. Their names differ from "
+            "others in more than step and tokens; rename those that are of one run.",
             stacklevel=2,
         )
 
