@@ -204,3 +204,10 @@ def test_a_flag_asks_for_two_standard_errors():
     values = {"anisotropy": 0.5, "anisotropy_without_massive": 0.3}
     assert finding(values, {"anisotropy": 0.05}, "massive")
     assert not finding(values, {"anisotropy": 0.11}, "massive")
+
+
+def test_nothing_is_said_of_an_ordinary_cloud():
+    values, errors = measured(
+        gaussian(1200, 64).view(12, 100, 64), torch.arange(1200).view(12, 100)
+    )
+    assert not any(finding(values, errors, kind) for kind in KINDS)
