@@ -59,7 +59,7 @@ def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(demo, 
     out = tmp_path / "out"
     shutil.copytree(demo.out, out)
     (out / "mine.txt").write_text("not the demo's")
-    given = ["--config", str(out / "demo.yaml"), "--out", str(out), "--max-steps", "1"]
+    given = ["--config", str(demo.out.parent / "tiny.yaml"), "--out", str(out), "--max-steps", "1"]
     assert main(["demo", *given]) == 0
     assert names(out / "checkpoints") == {"step0", "step1"}
     assert len(list((out / "tensorboard" / "training").glob("events*"))) == 1

@@ -234,9 +234,8 @@ class StepAxis:
         if self.is_log:
             candidates = [0, *(digit * 10**k for k in range(19) for digit in digits)]
         else:
-            units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
-            unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
-            candidates = [*range(self.first // unit * unit, self.last + 1, unit)]
+            locator = ticker.MaxNLocator(6, steps=[1, 2, 5, 10], integer=True)
+            candidates = sorted({*map(int, locator.tick_values(self.first, self.last))})
         ticks = [step for step in candidates if self.first <= step <= self.last]
         if self.is_log and len(digits) == 1 and len(ticks) < 2:
             return self.ticks((1, 2, 5))
@@ -259,7 +258,7 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
 
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Put layers on an axis, and name so few of them that the names do not overlap."""
-    labels, pattern = layer_labels(layers)
+    labels = layer_labels(layers)
     longest = max(map(len, labels))
     named = layer_ticks(
         layers, most if vertical else max(3, min(most, 5 * most // max(1, longest)))
@@ -270,15 +269,14 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
         ax.set_ylabel("layer" if longest <= 6 else "")
         return
     are_blocks = any(label.rpartition(" ")[2].isdecimal() for label in labels)
-    meaning = " (numbers are blocks)" if are_blocks else ""
-    ax.set_xlabel(f"layer: * in {pattern}" if pattern else f"layer{meaning}")
+    ax.set_xlabel("layer (numbers are blocks)" if are_blocks else "layer")
 
 
 def value_axis(
     ax: Axes,
     term: Term,
     values: Array | pd.Series | pd.DataFrame,
-    baseline: pd.Series | pd.DataFrame | None = None,
+    baseline: pd.DataFrame | None = None,
     layers: Sequence[str] = (),
     errors: Array | pd.DataFrame | float = np.nan,
 ) -> None:
@@ -286,8 +284,8 @@ def value_axis(
     baseline as dashes.
 
     The axis spans the blocks, and what else lies so near that the blocks still fill a good part of
-    it. A baseline (by abscissa) that lies farther away, and layers (of the columns of ``values``)
-    with values that do, are only named in the legend.
+    it. Layers (of the columns of ``values``) and a baseline (by abscissa) with values that lie
+    farther away are named in the legend.
     """
     values, errors = np.asarray(values, dtype=float), np.asarray(errors, dtype=float)
     low, high, _ = colour_range(layers, values)
@@ -303,20 +301,25 @@ def value_axis(
             at = scale(more)
         return at[(at >= first - reach) & (at <= last + reach)]
 
-    known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
-    known = known[np.isfinite(known)]
-    is_near = known.size > 0 and near(np.median(known, keepdims=True)).size > 0
-    if baseline is not None and is_near:
-        for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
-            ax.plot(baseline.index, column, label="" if i else GAUSSIAN, **BASELINE)
-    elif known.size:
-        arrow = "↑" if np.median(known) > high else "↓"
-        ax.plot([], label=f"{GAUSSIAN}: {_range_text(known)} {arrow}", **BASELINE)
-    shown = [near(each) for each in (values, values - errors, values + errors)]
-    at = np.concatenate([[first, last], *shown, near(known) if is_near else []])
+    columns = [*zip(layer_labels(layers), values.T, strict=False)]
+    expected = np.array([])
+    if baseline is not None:
+        known = baseline.dropna(axis=1, how="all")
+        for line in ax.plot(known, **BASELINE)[:1]:
+            line.set_label(GAUSSIAN)
+        expected = known.to_numpy().ravel()
+        columns.append((GAUSSIAN, expected))
+    beyond = [
+        f"{label} {_range_text(finite)}"
+        for label, column in columns
+        if near(finite := column[np.isfinite(column)]).size < finite.size
+    ]
+    if beyond:
+        ax.plot([], ls="", label=f"beyond: {listed(beyond, 2)}")
+    shown = [near(each) for each in (values, values - errors, values + errors, expected)]
+    at = np.concatenate([[first, last], *shown])
     bottom, top = at.min(), at.max()
     margin = 0.05 * max((top - bottom) or abs(top) or 1.0, _LEAST_LENGTH)
-    _name_beyond(ax, layers, values, near)
     if is_log:
         # before the scale looks for limits
         ax.set_ylim(10 ** (bottom - margin), 10 ** (top + margin))
@@ -326,20 +329,6 @@ def value_axis(
         ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         ax.yaxis.set_major_formatter(tick_label)
         ax.set_ylim(bottom - margin, top + margin)
-
-
-def _name_beyond(
-    ax: Axes, layers: Sequence[str], values: Array, near: Callable[[Array], Array]
-) -> None:
-    """Name the layers with values beyond the axis in its legend."""
-    labels, _ = layer_labels(layers) if len(layers) else ([], "")
-    names = []
-    for label, column in zip(labels, values.T, strict=False):
-        known = column[np.isfinite(column)]
-        if near(known).size < known.size:
-            names.append(f"{label} {_range_text(known)}")
-    if names:
-        ax.plot([], ls="", label=f"beyond: {listed(names, 2)}")
 
 
 def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:

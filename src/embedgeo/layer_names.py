@@ -67,40 +67,28 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
     return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
 
 
-def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
-    """Distinct labels of layers on an axis, and the pattern in which those of modules stand for the
-    star.
+def layer_labels(layers: Sequence[str]) -> list[str]:
+    """Distinct labels of layers on an axis.
 
     Blocks have their numbers, hidden states an h before theirs, other layers of a model short
-    names. Names of modules lose the parts that all of them start and end with, and then letters;
-    names that are alike even so are numbered.
+    names. Names of modules lose the parts that all of them start with, and then letters; names that
+    are alike even so are numbered.
     """
     plain = {layer: printable(layer) for layer in layers}
     modules = [plain[layer].split(".") for layer in plain if layer and not _LAYER.fullmatch(layer)]
     most = min((len(parts) for parts in modules), default=1) - 1
-    head = len(_common(modules)[:most])
-    tail = len(_common([parts[::-1] for parts in modules])[: most - head])
-    for right in (tail, 0):
-        labels = [_label(layer, plain[layer], head, right) for layer in layers]
-        if len(set(labels)) == len(plain):
-            parts = [*modules[0][:head], "*", *modules[0][-right:]] if right else []
-            return labels, ".".join(parts)
-    return [f"#{i}" if layer else "" for i, layer in enumerate(layers)], ""
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    head = min(most, len([*alike]))
+    labels = [_label(layer, plain[layer], head) for layer in layers]
+    if len(set(labels)) == len(plain):
+        return labels
+    return [f"#{i}" if layer else "" for i, layer in enumerate(layers)]
 
 
-def _common(names: Sequence[Sequence[str]]) -> list[str]:
-    """The parts that all names start with."""
-    return [
-        parts[0]
-        for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
-    ]
-
-
-def _label(layer: str, plain: str, left: int, right: int) -> str:
+def _label(layer: str, plain: str, left: int) -> str:
     match = _LAYER.fullmatch(layer)
     if match is None:
-        parts = plain.split(".")
-        label = ".".join(parts[left : len(parts) - right])
+        label = ".".join(plain.split(".")[left:])
         return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:

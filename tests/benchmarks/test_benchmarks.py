@@ -11,7 +11,6 @@ import torch
 
 from benchmarks import (
     communication,
-    compare,
     estimators,
     gpu,
     long_runs,
@@ -24,7 +23,7 @@ from benchmarks import (
     workers,
 )
 from benchmarks.timing import Line, Slope, report, take_turns
-from benchmarks.workers import ROOT, Worker
+from benchmarks.workers import ROOT
 from tests.sweep.tiny import SIZES, local_run
 
 TINY = steps.Shape("tiny", 1, 16, (2, 8), heads=2, vocabulary=32)
@@ -118,19 +117,6 @@ def test_what_a_sweep_costs(tmp_path, monkeypatch):
     for side in (sweep.without_logits, sweep.swept):
         assert min(side(folder, [0])["seconds"][0]) > 0
     assert sweep.state_bytes(folder, [0])["states"] > 0
-
-
-def test_what_a_worker_times(monkeypatch):
-    monkeypatch.setattr(compare, "extract", lambda base, folder: None)
-    monkeypatch.setattr(compare, "worker", lambda tree: Worker("tests.benchmarks.sleeper"))
-    monkeypatch.setattr(estimators, "cases", lambda: dict.fromkeys(("0.001", "no number")))
-    (line,) = compare.compared("base", "*", rounds=1)
-    assert (line.name, line.over, line.under) == ("0.001", "base", "embedgeo")
-    assert all(seconds >= 0.001 for (seconds,) in line.seconds.values())
-    with Worker("tests.benchmarks.nothing") as worker:
-        worker.process.wait()
-        with pytest.raises(RuntimeError, match="case: the process has ended"):
-            worker.seconds("case")
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")

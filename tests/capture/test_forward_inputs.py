@@ -154,15 +154,23 @@ class TwoViews(nn.Module):
         ]
 
 
+def padded_views():
+    """Token ids and padding of two batches, and the ids that are no padding."""
+    batches = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
+    masks = [batch["attention_mask"].bool() for batch in batches]
+    ids = [batch["input_ids"] for batch in batches]
+    return [*zip(ids, (~mask for mask in masks), strict=True)], [
+        each[mask] for each, mask in zip(ids, masks, strict=True)
+    ]
+
+
 def test_each_of_two_views_has_its_own_padding():
-    first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
-    views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
+    views, kept = padded_views()
     with (
         observe(TwoViews().eval(), ["blocks", "head"], kept_rows) as geometry,
         torch.no_grad(),
     ):
         geometry.model(*views)
-    kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat(kept))
 
@@ -174,14 +182,12 @@ def test_a_view_without_gradients_leaves_its_token_ids_to_no_other():
                 super().forward(other)
             return super().forward(own)
 
-    first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
-    views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
+    views, kept = padded_views()
     model = TeacherFirst()
     with StepMonitor(model, 1, measure_last=False) as monitor, monitor.step(0):
         sum(each.sum() for each in model(*views)).backward()
     counts = {each["metric"]: each["value"] for each in monitor.history}
-    own = first["input_ids"][first["attention_mask"].bool()]
-    assert (counts["n"], counts["token_types"]) == (len(own), len(own.unique()))
+    assert (counts["n"], counts["token_types"]) == (len(kept[0]), len(kept[0].unique()))
 
 
 class Told(nn.Module):

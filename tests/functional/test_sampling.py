@@ -80,10 +80,10 @@ def test_keys_are_those_of_earlier_versions():
     ("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)]
 )
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
-    rows = select_rows(NUMBERS[:seen], dim=1)
-    sample = Sample.empty(1, 24).extend(rows, NUMBERS[:seen, 0].long())
+    rows = select_rows(NUMBERS[:seen], NUMBERS[:seen, 0].long(), dim=1)
+    sample = Sample.empty(1, 24).extend(rows)
     batches = sample_batches(sample, 8)
-    rows, labels = [batch.rows for batch in batches], [batch.labels for batch in batches]
+    rows, labels = [batch.rows for batch in batches], [batch.labels[:, 1] for batch in batches]
     assert [len(batch) for batch in rows] == lengths
     assert torch.cat(rows).unique().numel() == sum(lengths)
     assert torch.cat(rows)[:, 0].long().equal(torch.cat(labels))

@@ -11,11 +11,10 @@ from embedgeo.functional import (
     token_table,
     type_regressions,
     type_values,
-    variance_split,
     within_variance,
 )
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
+from tests.data import all_nan, floats, gaussian, texts, token_rows
 
 
 def test_rows_may_be_wide():
@@ -28,17 +27,6 @@ def test_rows_may_be_wide():
         assert types.n[i] == n
         torch.testing.assert_close(types.mean[i], torch.from_numpy(mean), rtol=1e-9, atol=1e-9)
         assert types.m2[i].item() == pytest.approx(n * variance, rel=1e-9, abs=0)
-
-
-@pytest.mark.parametrize("mean", [0.0, 0.2, 10.0])
-def test_many_float32_rows_of_few_types_keep_their_digits(mean):
-    x, ids = token_rows(300_000, 2, mean=mean)
-    x, ids = x.float(), ids // 1000 % 5
-    types = token_table(x, ids).without_rounding()
-    expected = references.token_values(x, ids, regression_count_range=(1, 10**6))
-    split, lines = variance_split(types), type_regressions(type_values(types))
-    assert_values(split, {key: expected[key] for key in split}, rtol=1e-6)
-    assert_values(lines, {key: expected[key] for key in lines}, rtol=1e-4)
 
 
 SKEWED = {

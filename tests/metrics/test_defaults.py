@@ -114,7 +114,6 @@ def test_ranks_exchange_as_many_layers_at_a_time_as_the_budget_leaves_room_for()
     ample, scarce = (planned_memory(layers, seen, cpu, size, 4) for size in (2**30, alone.peak))
     assert alone.peak < scarce.peak < ample.peak <= 2**30
     assert scarce.together < ample.together
-    assert ample.exchanged > alone.on_device + alone.on_host
 
 
 def in_words(window, **options):

@@ -12,7 +12,7 @@ from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics, streaming_metrics
 from embedgeo.metrics.layer import LayerMetrics, in_sync
 from embedgeo.results.findings import KINDS, finding, finding_lines
-from tests.data import gaussian, generator, texts, zipf_ids
+from tests.data import gaussian, generator, texts
 from tests.ranks import on_two_ranks
 from tests.report.synthetic import records_of
 
@@ -206,12 +206,8 @@ def test_a_flag_asks_for_two_standard_errors():
     assert not finding(values, {"anisotropy": 0.11}, "massive")
 
 
-@pytest.mark.slow
-def test_nothing_is_said_of_ordinary_clouds():
-    for seed in range(10):
-        x = gaussian(1200, 64, seed=seed)
-        ids = zipf_ids(1200, vocabulary=400, seed=seed)
-        of_types = x + 2 * gaussian(400, 64, seed=1000 + seed)[ids]
-        for cloud in (x, of_types):
-            values, errors = measured(cloud.view(12, 100, 64), ids.view(12, 100))
-            assert not any(finding(values, errors, kind) for kind in KINDS)
+def test_nothing_is_said_of_an_ordinary_cloud():
+    values, errors = measured(
+        gaussian(1200, 64).view(12, 100, 64), torch.arange(1200).view(12, 100)
+    )
+    assert not any(finding(values, errors, kind) for kind in KINDS)

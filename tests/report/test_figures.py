@@ -45,7 +45,7 @@ def by_layer(run):
     """The figures in which every layer has its place."""
     for draw in (figures.dynamics, figures.profile, figures.heatmap):
         yield draw(run, LONGEST)
-    yield figures.composition(run)
+    yield from figures.composition(run)
     yield comparison.compare_profiles([run, run], "V")
 
 

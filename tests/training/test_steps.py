@@ -268,7 +268,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     expected = [row["geometry.V/mean"] for row in values.values()]
     found = [event.value for event in events.Scalars("geometry.V/mean")]
     assert found == pytest.approx(expected)
-    assert {"geometry.curves/M_over_Q", "geometry.shares/M, V_W, V_B"} <= set(tags["images"])
+    assert {"geometry.heatmap/M_over_Q", "geometry.shares/M, V_W, V_B"} <= set(tags["images"])
     assert "custom_scalars__config__" in tags["tensors"]
     history = pd.read_parquet(tmp_path / "history.parquet").drop(columns="deviations")
     pd.testing.assert_frame_equal(history, pd.DataFrame(monitor.history)[list(history)])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from embedgeo.training.monitor import log_spaced_steps
 
 HEAD_WIDTH = 32
 PROBE_BATCH = 8
-WRITTEN = ("demo.yaml", "probe.txt", "history.parquet", "checkpoints", "tensorboard", "sweep")
+WRITTEN = ("probe.txt", "history.parquet", "checkpoints", "tensorboard", "sweep")
 """Names of the files and folders in the output folder."""
 
 
@@ -42,12 +41,8 @@ def run_demo(settings: DemoSettings) -> None:
             f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got "
             f"{settings.hidden_size}."
         )
-    recorded = "".join(
-        f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out"
-    )
     console = Console()
     with emptied(out, "demo", WRITTEN):
-        (out / "demo.yaml").write_text(recorded, encoding="utf-8")
         with muted_libraries():
             history, num_tokens = _train(settings, console)
         console.print("\nSweeping the checkpoints: the same numbers again, from what was saved.")

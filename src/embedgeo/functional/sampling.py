@@ -37,7 +37,7 @@ class Sample(State):
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), int64 of 53 bits.
-        labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
+        labels: shape (m, 3), int64, the `row_labels`.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; of all
             ranks their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
@@ -65,16 +65,14 @@ class Sample(State):
         size: int,
         *,
         seed: int = 0,
-        num_labels: int | None = None,
     ) -> "Sample":
-        """The sample of no rows; with ``num_labels`` each is to have so many."""
+        """The sample of no rows."""
         require_seed(seed)
         none = torch.zeros(0, dtype=torch.int64)
-        labels = none if num_labels is None else none.new_zeros(0, num_labels)
         return cls(
             torch.zeros(0, dim),
             none,
-            labels,
+            none.new_zeros(0, 3),
             none,
             torch.tensor(0),
             none,
@@ -82,13 +80,12 @@ class Sample(State):
             seed,
         )
 
-    def extend(self, rows: Rows, labels: Tensor | None = None, ranks: Ranks = ONE_RANK) -> "Sample":
+    def extend(self, rows: Rows, ranks: Ranks = ONE_RANK) -> "Sample":
         """The sample once the next batch has been seen, of the stream that has the number of the
         rank.
 
         Args:
             rows: of the batch.
-            labels: of these rows, shape (n,) or (n, L), on the CPU.
             ranks: each of them has a stream. Rows of one stream are numbered in turn, of several as
                 the module says.
         """
@@ -102,12 +99,11 @@ class Sample(State):
         keys, positions = _of_batch(int(number), start, count, self.seed)
         if rows.numbers is not None:
             keys, positions = keys[rows.numbers], positions[rows.numbers]
-        x, held = rows.embeddings, self.labels
         batch = replace(
             self,
-            rows=x,
+            rows=rows.embeddings,
             keys=keys,
-            labels=held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels,
+            labels=rows.ids.once("labels", lambda: row_labels(rows)),
             positions=positions,
             seen=self.seen.new_full((), count),
         )
@@ -189,8 +185,7 @@ class Sample(State):
         )
 
     def types_and_sequences(self) -> tuple[Tensor | None, Tensor | None]:
-        """The token types and sequences of rows that came with `row_labels`; None of those that
-        none has.
+        """The token types and sequences of the rows; None of those that none has.
 
         A row that has none has one of its own, below 0. Sequences are told by the place of their
         first row.

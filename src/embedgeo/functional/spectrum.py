@@ -74,7 +74,7 @@ class Scatter(PooledState):
 
     def num_bytes(self, num_rows: int, num_types: int) -> int:
         """Bytes with a matrix of shape (d, d)."""
-        return sum(each.nbytes for each in self.expanded().tensors().values())
+        return PooledState.num_bytes(self.expanded(), num_rows, num_types)
 
     def tells(self) -> Tensor:
         """Marks of the coordinates whose variance the dtype of the rows can tell, shape (d,).

@@ -428,8 +428,8 @@ class Count(PooledState):
 
 
 def sampled_within_variance(sample: Sample) -> Tensor:
-    """The `within_variance` of a sample's rows that have a token type, whose labels are
-    `row_labels`; NaN where none has, or no type occurs in two sequences.
+    """The `within_variance` of a sample's rows that have a token type; NaN where none
+    has, or no type occurs in two sequences.
     """
     types, sequences = sample.types_and_sequences()
     none = torch.full((), torch.nan, dtype=torch.float64, device=sample.rows.device)

@@ -203,7 +203,7 @@ class Anisotropy(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         if self.sample_size is not None:
-            self.store(self.load(Sample).extend(rows, ranks=Ranks.of(self.process_group)))
+            self.store(self.load(Sample).extend(rows, Ranks.of(self.process_group)))
             return
         self.extend(row_scatter(rows.embeddings, small=self.spectrum))
         if self.batch_size is not None:

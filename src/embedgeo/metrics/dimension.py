@@ -23,7 +23,7 @@ from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.moments import directions, mean_cosine
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import NO_TYPE, Rows
-from embedgeo.functional.sampling import Sample, row_labels, sample_batches
+from embedgeo.functional.sampling import Sample, sample_batches
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -218,15 +218,13 @@ class IntrinsicDimension(GeometryMetric):
         self.discard_fraction = discard_fraction
         self.seed = seed
         self.neighbors = neighbors
-        self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
+        self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed))
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
         return 6 * 4 * self.batch_size * self.dim
 
     def update_states(self, rows: Rows) -> None:
-        labels = rows.ids.once("labels", lambda: row_labels(rows))
-        ranks = Ranks.of(self.process_group)
-        self.store(self.load(Sample).extend(rows, labels, ranks))
+        self.store(self.load(Sample).extend(rows, Ranks.of(self.process_group)))
 
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k

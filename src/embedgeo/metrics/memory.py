@@ -20,7 +20,6 @@ class Memory:
     on_device: int = 0  # of states
     on_host: int = 0  # of sampled rows
     working: int = 0  # beside them: of one layer, and states before a pass, or those exchanged
-    exchanged: int = 0  # of the states of all ranks' rows
     together: int = 1  # of states of layers that ranks exchange together, but for the last of these
 
     @property
@@ -65,7 +64,6 @@ def planned_memory(
     memory = Memory()
     united, most = 0, 0  # bytes on the device of the rows of all ranks: of all layers, and of one
     united_on_host = 0
-    before, before_on_host = 0, 0  # of states before a pass, which are gone when ranks exchange
 
     def of(metric: GeometryMetric, rows: int) -> tuple[int, int]:
         return state_bytes(metric, rows, min(num_types, rows))
@@ -85,12 +83,9 @@ def planned_memory(
                 memory.metrics[name] += times * (on_device + on_host)
                 memory.on_device += times * on_device
                 memory.on_host += times * on_host
-                before += (num_passes > 1) * times * on_device
-                before_on_host += (num_passes > 1) * times * on_host
                 on_device, on_host = of(metric, rows * num_ranks)
                 of_layer += times * on_device // num_layers
                 united_on_host += times * on_host
-                memory.exchanged += times * (on_device + on_host)
             # states without each group; the rows that count, and the ordinary ones
             num_merged = groups + 2 if groups else 0
             working = num_merged * sum(of(metric, num_rows)) + 8 * of_pass * metric.dim
@@ -98,13 +93,15 @@ def planned_memory(
             memory.working = max(memory.working, working)
         united += of_layer * num_layers
         most = max(most, of_layer)
-    exchanging, on_host = 0, 0
+    # states before a pass are gone when ranks exchange
+    before, on_host = (memory.on_device, memory.on_host) if num_passes > 1 else (0, 0)
+    exchanging = 0
     if num_ranks > 1:
-        exchanging = max(memory.working, min(memory.exchanged, BUFFER_BYTES))
+        exchanging = max(memory.working, min(united + united_on_host, BUFFER_BYTES))
         memory.together = max(1, budget - memory.on_device - max(before, exchanging) - most)
         held = min(united, memory.together + most)
         exchanging += held
-        on_host = united_on_host * held // max(united, 1)
+        on_host = max(on_host, united_on_host * held // max(united, 1))
     memory.working = max(memory.working + before, exchanging)
-    memory.on_host += max(before_on_host, on_host)
+    memory.on_host += on_host
     return memory

@@ -10,7 +10,7 @@ from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.massive import RowGroup, first_positions, first_share
 from embedgeo.functional.moments import Moments, moment_values, row_moments
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sampling import Sample, row_labels
+from embedgeo.functional.sampling import Sample
 from embedgeo.functional.tokens import (
     Count,
     has_token_values,
@@ -203,7 +203,7 @@ class EmbeddingMoments(GeometryMetric):
         self.declare(Moments.empty(dim))
         self.declare(RowGroup.empty(dim), "first_")
         self.declare(Count.empty(), "typed_")
-        self.declare(Sample.empty(dim, _SAMPLED_ROWS, seed=seed, num_labels=3), "sampled_")
+        self.declare(Sample.empty(dim, _SAMPLED_ROWS, seed=seed), "sampled_")
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
@@ -211,9 +211,7 @@ class EmbeddingMoments(GeometryMetric):
         ids = rows.ids.token_ids
         if ids is not None:
             self.extend(Count.of(int((ids >= 0).sum()), rows))
-            labels = rows.ids.once("labels", lambda: row_labels(rows))
-            ranks = Ranks.of(self.process_group)
-            self.store(self.load(Sample).extend(rows, labels, ranks))
+            self.store(self.load(Sample).extend(rows, Ranks.of(self.process_group)))
 
     def working_bytes(self, num_types: int, device: torch.device) -> int:
         return table_working_bytes(self.dim, _SAMPLED_ROWS, device)

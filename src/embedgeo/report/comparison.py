@@ -51,8 +51,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
             label = f"{run.label}, {part[:-1]}" if part else run.label
             at, places = [*depths], [*depths.values()]
             values[label], errors[label] = (each[at].set_axis(places) for each in both)
-    training = [run.has_steps for run in runs]
-    when = "last step; " if all(training) else "runs at their last step; " if any(training) else ""
+    when = "runs at their last step; " if any(run.has_steps for run in runs) else ""
     data = _comparison("profiles", metric, "over relative depth", when, values, errors)
     data.figure.axes[0].set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers = pd.concat(

@@ -174,14 +174,11 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     )
 
 
-def has_composition(run: Run) -> bool:
-    """Test for the parts of the mean squared norm."""
-    return bool(run.depth and _parts(run))
-
-
-def composition(run: Run) -> FigureData:
-    """Shares of M, V_W and V_B in Q at each layer of the last step."""
+def composition(run: Run) -> Iterator[FigureData]:
+    """Shares of M, V_W and V_B in Q at each layer of the last step, if they are known."""
     names = _parts(run)
+    if not (run.depth and names):
+        return
     parts = run.values[[*names]].clip(lower=0)
     total = parts.sum(axis=1, skipna=False)
     shares = parts.div(total.where(total > 0), axis=0).rename(
@@ -208,7 +205,7 @@ def composition(run: Run) -> FigureData:
     alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, by layer."
     text = ", ".join(f"{part} {share:.0%}" for part, share in means.items())
     numbers = shares if run.has_steps else shares.droplevel("step")
-    return FigureData("decomposition", figure, numbers, alt, f"Mean over blocks: {text}.")
+    yield FigureData("decomposition", figure, numbers, alt, f"Mean over blocks: {text}.")
 
 
 def _parts(run: Run) -> tuple[str, ...]:

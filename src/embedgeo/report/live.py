@@ -26,21 +26,21 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
     """The pictures of a monitor's history, of what there are values for; their tags begin with a
     prefix.
 
-    For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and
-    V_B at each layer.
+    For each metric to look at first: a heatmap and a profile; and the shares of M, V_W and V_B at
+    each layer.
     """
     run = _run_of(history)
     if run is None:
         return
     known = run.values.dropna(axis="columns", how="all")
     metrics = [metric for metric in headlines() if metric in known]
-    kinds = {"curves": figures.dynamics, "heatmap": figures.heatmap, "profile": figures.profile}
+    kinds = {"heatmap": figures.heatmap, "profile": figures.profile}
     with drawing.style(), drawing.resized(*_SIZE):
         for kind, draw in kinds.items():
             for metric in metrics:
                 yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
-        if figures.has_composition(run):
-            yield f"{prefix}.shares/M, V_W, V_B", _picture(figures.composition(run).figure)
+        for shares in figures.composition(run):
+            yield f"{prefix}.shares/M, V_W, V_B", _picture(shares.figure)
 
 
 def story_so_far(history: Sequence[Record]) -> list[str]:

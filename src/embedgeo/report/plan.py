@@ -58,7 +58,7 @@ def page_plan(
         return [*first, *of_metrics("Metrics", drawn), *earlier]
     return [
         *first,
-        *section("Composition", _composition_figures),
+        *section("Composition", figures.composition),
         *of_metrics("Metrics", drawn[:MAIN]),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *earlier,
@@ -150,8 +150,3 @@ def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     if len(training) > 1 and any(len(run.steps) > 1 for run in training):
         yield comparison.compare_dynamics(training, metric)
     yield comparison.compare_profiles(runs, metric)
-
-
-def _composition_figures(run: Run) -> Iterator[FigureData]:
-    if figures.has_composition(run):
-        yield figures.composition(run)

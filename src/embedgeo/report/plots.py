@@ -86,7 +86,7 @@ class Plots:
             or (lines.kind in ("layer", "step") and values.size <= FEW),
         }
         if over == "layer":
-            written["labels"] = self._share(layer_labels(at)[0])
+            written["labels"] = self._share(layer_labels(at))
         if lines.errors is not None and lines.errors.notna().to_numpy().any():
             written["errors"] = self._share_table(lines.errors.to_numpy(dtype=float), 2)
         return written

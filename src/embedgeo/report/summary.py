@@ -107,16 +107,29 @@ def _steps_of_few_rows(run: Run) -> list[str]:
     ]
 
 
-def _below(metric: str, least: float, run: Run) -> pd.Series:
+def _least(metric: str, below: float, text: str, run: Run) -> list[str]:
+    """The least value of a metric at each layer that has any below a limit."""
     values = _values_of(run, metric)
-    return values[values < least]
+    low = values[values < below]
+    worst = low.groupby("layer").idxmin().reindex(run.layers).dropna()
+    return [f"{layer}: {text.format(low[at])}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
 
-def _near_rows_of_one(kind: str, run: Run) -> pd.Series:
+def _largest(found: pd.Series, text: str, run: Run) -> list[str]:
+    most = found.groupby("layer").max().reindex(run.layers).dropna()
+    return [f"{layer}: up to {text.format(value)}" for layer, value in most.items()]
+
+
+def _near_rows_of_one(kind: str, run: Run) -> list[str]:
     """The share of rows whose nearest neighbour is of the same type or sequence, where most are."""
-    share = _values_of(run, f"same_{kind}_neighbors")
-    at_random = _values_of(run, f"same_{kind}_neighbors_null")
-    return share[(share > NEIGHBORS) & (share > 2 * at_random)]
+    share, at_random = (_values_of(run, f"same_{kind}_neighbors{end}") for end in ("", "_null"))
+    are_most = (share > NEIGHBORS) & (share > 2 * at_random)
+    return _largest(share[are_most], "{:.0%} of the rows", run)
+
+
+def _bias(run: Run) -> list[str]:
+    off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
+    return _largest(off[off > BIAS], "{:.2g} too low", run)
 
 
 def _few_rows(run: Run) -> list[str]:
@@ -127,21 +140,6 @@ def _few_rows(run: Run) -> list[str]:
         if few := few_rows(n, width, run.metrics):
             layers.setdefault(f"{_rows(n)}, too few for {few}", []).append(layer)
     return [f"{listed(each, 4)}: {text}" for text, each in layers.items()]
-
-
-def _bias(run: Run) -> pd.Series:
-    off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
-    return off[off > BIAS]
-
-
-def _at_layers(cases: Callable[[Run], pd.Series], end: str, text: str) -> Cases:
-    """A line for each layer with cases, on their ``"min"`` or ``"max"``."""
-
-    def details(run: Run) -> list[str]:
-        ends = cases(run).groupby("layer").agg(end).reindex(run.layers).dropna()
-        return [f"{layer}: {text.format(value)}" for layer, value in ends.items()]
-
-    return details
 
 
 def _moved(kind: str, run: Run) -> list[str]:
@@ -157,13 +155,6 @@ def _moved(kind: str, run: Run) -> list[str]:
         if text and share >= worst.get(layer, (0.0, ""))[0]:
             worst[layer] = share, f"{layer}{_at_step(run, step)}: {text}"
     return [worst[layer][1] for layer in run.layers if layer in worst]
-
-
-def _near_copies(run: Run) -> list[str]:
-    dimension = _values_of(run, "intrinsic_dimension")
-    low = dimension[dimension < 1]
-    worst = low.groupby("layer").idxmin().reindex(run.layers).dropna()
-    return [f"{layer}: {low[at]:.2g}{_at_step(run, at[0])}" for layer, at in worst.items()]
 
 
 def _gaps(run: Run, *, of_layers: bool = False) -> list[str]:
@@ -242,7 +233,7 @@ _FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cas
         "The dimension of all rows is below 1, and no surface has that: near copies, as of one "
         "token in one place, pull TwoNN down, although they count as distinct. Read the dimension "
         "between tokens.",
-        _near_copies,
+        partial(_least, "intrinsic_dimension", 1, "{:.2g}"),
     ),
     *(
         (
@@ -258,9 +249,7 @@ _FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cas
         "Few token types in the regressions",
         f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
         "types at these layers: read trends only.",
-        _at_layers(
-            partial(_below, "token_types_regressed", FEW_TYPES), "min", "{:,.3g} token types"
-        ),
+        partial(_least, "token_types_regressed", FEW_TYPES, "{:,.3g} token types"),
     ),
     *(
         (
@@ -269,7 +258,7 @@ _FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cas
             f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
             "often as at random: the intrinsic dimension of all rows says how near these are, "
             "more than what surface they lie on. Read the dimensions between and within tokens.",
-            _at_layers(partial(_near_rows_of_one, kind), "max", "up to {:.0%} of the rows"),
+            partial(_near_rows_of_one, kind),
         )
         for kind, what in (("type", "token"), ("sequence", "text"))
     ),
@@ -278,7 +267,7 @@ _FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cas
         "Few occurrences of each token",
         "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
         "one from pairs.",
-        _at_layers(_bias, "max", "up to {:.2g} too low"),
+        _bias,
     ),
     (
         "note",
@@ -312,19 +301,25 @@ def origins(runs: Sequence[Run]) -> pd.DataFrame:
     """Model, text, settings, date and versions of each run, in a row of cells, as far as they are
     known.
     """
-    rows = []
-    for run in runs:
+
+    def cells(run: Run) -> dict[str, str]:
         own = {SETTINGS.get(key, key): value for key, value in run.settings.items()}
         if files := own.get("text_files"):
             own["text"] = f"{files} ({own['text']})"
         versions = ", ".join(f"{name} {own[name]}" for name in ("embedgeo", "torch") if name in own)
-        cells = {
+        return {
             "model": listed(run.models, 2),
             **{name: own.get(name, "") for name in _ORIGIN},
             "date": run.date,
+            "version": versions,
         }
-        rows.append(cells | {"version": versions})
-    table = pd.DataFrame(rows, [run.label for run in runs])
+
+    return _table(runs, cells)
+
+
+def _table(runs: Sequence[Run], cells: Callable[[Run], dict[str, str]]) -> pd.DataFrame:
+    """A row of cells for each run, without the columns that are empty everywhere."""
+    table = pd.DataFrame([*map(cells, runs)], [run.label for run in runs])
     return table.loc[:, (table != "").any()].replace("", _UNKNOWN)
 
 
@@ -351,22 +346,21 @@ def unlike_settings(runs: Sequence[Run]) -> str:
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:
     """Sizes of what was measured: a row of cells for each run, as far as they are known."""
-    rows = []
-    for run in runs:
+
+    def cells(run: Run) -> dict[str, str]:
         steps = run.steps if run.has_steps else []
         layers = run.layers
-        cells = {
-            "measurements": f"{len(steps):,}" if run.has_steps else _UNKNOWN,
+        return {
+            "measurements": f"{len(steps):,}" if run.has_steps else "",
             "steps": _range_text(steps),
-            "layers": f"{len(layers)}: {layers[0]} to {layers[-1]}" if layers else _UNKNOWN,
+            "layers": f"{len(layers)}: {layers[0]} to {layers[-1]}" if layers else "",
             "width": _range_text(run.widths),
             "parameters": _range_text([float(run.facts.get("num_parameters") or "nan")]),
             "token types": _range_text(run.values.get("token_types", [])),
             "rows each": _range_text(run.values.get("n", [])),
         }
-        rows.append(cells)
-    table = pd.DataFrame(rows, [run.label for run in runs])
-    return table.loc[:, (table != _UNKNOWN).any()]
+
+    return _table(runs, cells)
 
 
 def _range_text(values: Iterable[float]) -> str:
@@ -374,7 +368,7 @@ def _range_text(values: Iterable[float]) -> str:
     return (
         " to ".join(dict.fromkeys((f"{known.min():,.0f}", f"{known.max():,.0f}")))
         if len(known)
-        else _UNKNOWN
+        else ""
     )
 
 

@@ -62,11 +62,13 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
     (first,), (second,) = runs
     others = [run for results in seeds for run in runs_in(results)]
     require_like(others, [first, second])
-    return compared(first, second, others)
+    return pd.DataFrame(_rows(first, second, others), columns=_COLUMNS)
 
 
-def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
-    """The table of `compare`."""
+def _rows(a: Run, b: Run, seeds: Sequence[Run]) -> list[dict[str, Any]]:
+    """The rows of `compare`, and the standard errors of both values, ``error_a`` and
+    ``error_b``.
+    """
     rows = []
     unlike = _unlike(a, b)
     paired = pd.DataFrame() if unlike else _paired_errors(a, b)
@@ -105,9 +107,11 @@ def compared(a: Run, b: Run, seeds: Sequence[Run] = ()) -> pd.DataFrame:
                     "seeds": ranges[step],
                     "verdict": UNLIKE if unlike else verdict,
                     "from_step": lasting[0] if len(lasting) else np.nan,
+                    "error_a": ours[step],
+                    "error_b": theirs[step],
                 }
             )
-    return pd.DataFrame(rows, columns=_COLUMNS)
+    return rows
 
 
 def _placed(of_steps: pd.Series, run: Run, other: Run) -> pd.Series:
@@ -117,16 +121,11 @@ def _placed(of_steps: pd.Series, run: Run, other: Run) -> pd.Series:
 
 def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFrame]:
     """A sentence on each headline of two runs, and their table in words."""
-    table = compared(a, b, seeds)
+    rows = _rows(a, b, seeds)
     sentences, cells = [], {}
-    for row in table.to_dict("records"):
+    for row in rows:
         name = term(row["metric"]).name + (f" ({row['mean']})" if len(a.blocks) > 1 else "")
-        of_both = [
-            with_error(
-                row[key], _placed(run.mean_errors(row["metric"])[row["mean"]], run, of)[row["step"]]
-            )
-            for key, run, of in (("a", a, b), ("b", b, a))
-        ]
+        of_both = [with_error(row[key], row[f"error_{key}"]) for key in "ab"]
         difference = with_minus(with_error(row["difference"], row["stderr"]))
         cells[name] = {
             a.label: of_both[0],
@@ -146,11 +145,11 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
         sentences.append(f"{text}.")
     if unlike := _unlike(a, b):
         sentences = [f"These runs cannot be compared: they differ in {listed(unlike)}."]
-    elif not len(table):
+    elif not rows:
         sentences = ["These runs cannot be compared: they have no headline at a common step."]
-    elif not {DIFFERS, ALIKE}.intersection(table["verdict"]):
+    elif {DIFFERS, ALIKE}.isdisjoint(row["verdict"] for row in rows):
         sentences.append("Measure both with jackknife= for standard errors.")
-    elif table["seeds"].isna().any():
+    elif any(isnan(row["seeds"]) for row in rows):
         sentences.append(
             "Errors are of the choice of texts. What another seed does is not known: give two runs "
             "of other seeds or more, measured at these steps, by --reference."
