@@ -26,7 +26,7 @@ from embedgeo.report.runs import read_folder, runs_of_records
 STORY = ("V_W_over_V_unbiased", "M_over_Q")
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension_between")
 PAGES = {
-    "tensorboard": ("custom_scalars", 615),
+    "tensorboard": ("images", 615),
 }
 """Name of the picture: page, and height of the window."""
 

@@ -305,9 +305,9 @@ def value_axis(
     expected = np.array([])
     if baseline is not None:
         known = baseline.dropna(axis=1, how="all")
-        for line in ax.plot(known, **BASELINE)[:1]:
-            line.set_label(GAUSSIAN)
         expected = known.to_numpy().ravel()
+        for line in ax.plot(known, **BASELINE)[:1]:
+            line.set_label(GAUSSIAN if near(expected).size else "")
         columns.append((GAUSSIAN, expected))
     beyond = [
         f"{label} {_range_text(finite)}"
