@@ -372,7 +372,7 @@ def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str
     )
     missing = {*info["missing_keys"]}
     if not type(model).__module__.startswith("transformers."):  # which says what may be missing
-        lenient = "|".join(vars(model)["_keys_to_ignore_on_load_missing"]) or "$^"
+        lenient = "|".join(getattr(model, "_keys_to_ignore_on_load_missing", None) or ["$^"])
         state = model.state_dict()
         names = {key: {key, body + key, key.removeprefix(body)} for key in state}
         held = {key for key in state if not names[key].isdisjoint(types)}
