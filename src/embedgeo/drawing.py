@@ -6,7 +6,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -279,13 +279,14 @@ def value_axis(
     baseline: pd.DataFrame | None = None,
     layers: Sequence[str] = (),
     errors: Array | pd.DataFrame | float = np.nan,
+    others: Mapping[str, pd.DataFrame] | None = None,
 ) -> None:
     """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the
     baseline as dashes.
 
     The axis spans the blocks, and what else lies so near that the blocks still fill a good part of
-    it. Layers (of the columns of ``values``) and a baseline (by abscissa) with values that lie
-    farther away are named in the legend.
+    it. Layers (of the columns of ``values``), a baseline (by abscissa) and ``others``, by what they
+    are, with values that lie farther away are named in the legend.
     """
     values, errors = np.asarray(values, dtype=float), np.asarray(errors, dtype=float)
     low, high, _ = colour_range(layers, values)
@@ -296,28 +297,27 @@ def value_axis(
     first, last = (float(end) for end in scale(np.array([low, high])))
     reach = _REACH * ((last - first) or abs(last) or 1.0)
 
-    def near(more: Array) -> Array:
+    def near(column: Array) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
-            at = scale(more)
+            at = scale(column)
         return at[(at >= first - reach) & (at <= last + reach)]
 
-    columns = [*zip(layer_labels(layers), values.T, strict=False)]
-    expected = np.array([])
+    more = [(label, each.to_numpy(dtype=float).ravel()) for label, each in (others or {}).items()]
     if baseline is not None:
         known = baseline.dropna(axis=1, how="all")
         expected = known.to_numpy().ravel()
         for line in ax.plot(known, **BASELINE)[:1]:
             line.set_label(GAUSSIAN if near(expected).size else "")
-        columns.append((GAUSSIAN, expected))
+        more.append((GAUSSIAN, expected))
     beyond = [
         f"{label} {_range_text(finite)}"
-        for label, column in columns
+        for label, column in (*zip(layer_labels(layers), values.T, strict=False), *more)
         if near(finite := column[np.isfinite(column)]).size < finite.size
     ]
     if beyond:
         ax.plot([], ls="", label=f"beyond: {listed(beyond, 2)}")
-    shown = [near(each) for each in (values, values - errors, values + errors, expected)]
-    at = np.concatenate([[first, last], *shown])
+    drawn = values, values - errors, values + errors, *(column for _, column in more)
+    at = np.concatenate([[first, last], *map(near, drawn)])
     bottom, top = at.min(), at.max()
     margin = 0.05 * max((top - bottom) or abs(top) or 1.0, _LEAST_LENGTH)
     if is_log:

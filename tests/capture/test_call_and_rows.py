@@ -251,7 +251,10 @@ def test_states_that_look_turned_are_refused_at_any_layer(layers):
     for model in (Small(turns=True), unlike):
         with pytest.raises(ValueError, match="its rows may be turned"):
             measured(model, ids, layers=layers)
-    assert [values["n"] for values in measured(Small(), ids, layers=layers).values()] == [36]
+    model = Small()
+    for block in model.layers:  # whose states are not like the embeddings
+        block.dense.weight.data *= 100
+    assert [values["n"] for values in measured(model, ids, layers=layers).values()] == [36]
 
 
 class Whole(Small):
@@ -583,8 +586,9 @@ def test_a_block_whose_state_is_not_the_first_that_it_returns_is_refused():
     for kind, shape in ((Routed.Block, r"3, 4, 3"), (Routed.Pooled, "3, 8")):
         model = Routed()
         model.layers = nn.ModuleList([kind(8), kind(8)])
-        with pytest.raises(ValueError, match=rf"returns one of shape \({shape}\) before that"):
-            measured(model, torch.arange(12).view(3, 4))
+        for layers in ("blocks", "mean(last1)", "layers.01"):
+            with pytest.raises(ValueError, match=rf"returns one of shape \({shape}\) before that"):
+                measured(model, torch.arange(12).view(3, 4), layers=layers)
 
 
 class TakesBatch(Small):
@@ -870,6 +874,27 @@ def test_a_mask_of_a_call_around_the_model_counts_for_the_same_tokens_alone():
         model.net(input_ids=batch["input_ids"])  # by itself, it is told nothing
         model(batch["input_ids"], mask.long(), again=True)
     assert geometry.compute()["embed"]["n"] == 27 + 48 + 2 * 27
+
+
+class Embeds(Small):
+    """Gives the part that is measured its embeddings, and keeps what tells padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Small()
+        self.part.word = nn.Identity()
+
+    def forward(self, ids, **masks):
+        return self.part(self.word(ids))
+
+
+def test_a_mask_around_a_part_that_is_given_embeddings_is_not_dropped():
+    ids, layers = torch.arange(12).view(3, 4), lambda model: model.part
+    for name in ("attention_mask", "pad_mask"):
+        with pytest.raises(ValueError, match=f"must tell padding from tokens; .* {name}"):
+            measured(Embeds(), ids, layers=layers, **{name: KEEP})
+    every = torch.ones_like(KEEP)
+    assert measured(Embeds(), ids, layers=layers, attention_mask=every)["embed"]["n"] == 12
 
 
 def test_the_mask_of_an_encoder_is_not_the_decoders():

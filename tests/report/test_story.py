@@ -5,10 +5,13 @@ from math import nan
 
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from embedgeo.report import figures
+from embedgeo.report.comparison import compare_dynamics
 from embedgeo.report.runs import make_run, runs_of_records, with_baseline
 from embedgeo.report.story import story
+from embedgeo.report.verdicts import verdicts
 
 
 def records_of(metric, step, error=nan, **values):
@@ -58,12 +61,12 @@ def test_a_mean_is_the_one_on_record_or_there_is_none():
 
 
 @pytest.mark.parametrize(
-    ("b0", "rows", "value"), [({}, "all rows", 4), ({"b0": 2.0}, "without massive rows", 2.5)]
+    ("b0", "rows", "value"), [({}, "all rows", 301), ({"b0": 2.0}, "without massive rows", 2.5)]
 )
 def test_lines_and_sentences_say_of_which_rows_they_are(b0, rows, value):
     records = []
     for step in (0, 8):
-        records += records_of("V_W_over_V_unbiased", step, b0=2.0, b1=6.0)
+        records += records_of("V_W_over_V_unbiased", step, b0=2.0, b1=600.0)
         records += records_of("V_W_over_V_unbiased_without_massive", step, b1=3.0, **b0)
         records += records_of("n", step, b0=0.0, b1=9.0)
         records += records_of("M_over_Q", step, b0=0.5, b1=0.5)
@@ -75,7 +78,15 @@ def test_lines_and_sentences_say_of_which_rows_they_are(b0, rows, value):
         assert all(name.endswith(both) for name in names), names
     numbers = figures.dynamics(run, "V_W_over_V_unbiased").numbers
     assert numbers[f"mean over blocks, {rows}"][8] == value
-    assert numbers["block.01, all rows"][8] == 6.0
+    assert numbers["block.01, all rows"][8] == 600.0
+    figure = figures.dynamics(run, "V_W_over_V_unbiased").figure
+    shown = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert rows == "all rows" or "beyond: all rows 2 to 600" in shown
+    sentences, _ = verdicts(run, run, [])
+    assert sentences[0].startswith("V_W / V, all rows: 301 in ")
+    assert sentences[1].startswith("V_W / V without massive rows: 2.5 in ") == bool(b0)
+    figure = compare_dynamics([run], "V_W_over_V_unbiased").figure
+    assert "all rows; " in " ".join(text.get_text() for text in figure.findobj(Text))
     assert run.baseline["M_over_Q"].isna().tolist() == [True, False] * 2  # no rows, none
 
 

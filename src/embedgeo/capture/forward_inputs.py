@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
 
 from embedgeo.capture import structure
-from embedgeo.capture.calls import arguments_by_name
+from embedgeo.capture.calls import arguments_by_name, first_input
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.torch_names import has_gradients, is_transformed, version
 from embedgeo.functional.rows import (
@@ -285,7 +285,7 @@ def _padding_of_call(
         if not isinstance(mask, Tensor) or not 0 < mask.ndim < 5:
             continue
         is_of_pairs = mask.ndim > 2 and shape[1] in (0, mask.shape[-1])
-        is_of_tokens = mask.shape == shape and _library(module) != "torch"
+        is_of_tokens = mask.shape == shape and structure.library(module) != "torch"
         if name == "attention_mask" or is_of_tokens or is_of_pairs:
             padding = _read_mask(name, mask, shape, is_cached=is_cached)
             if padding.mask is not None or padding.untold:
@@ -295,11 +295,7 @@ def _padding_of_call(
 
 def _is_known(module: nn.Module) -> bool:
     """Tell whether the names of a module's arguments say what they are."""
-    return _library(module) in ("transformers", "torch")
-
-
-def _library(module: nn.Module) -> str:
-    return type(module).__module__.partition(".")[0]
+    return structure.library(module) in ("transformers", "torch")
 
 
 def _unread_masks(
@@ -313,7 +309,7 @@ def _unread_masks(
         if padding.mask is not None:
             return []
         names = _UNTOLD
-    pairs = _PAIRS_OF_TORCH if _library(module) == "torch" else names
+    pairs = _PAIRS_OF_TORCH if structure.library(module) == "torch" else names
     return [
         (name, each)
         for i, (name, each) in enumerate(arguments.items())
@@ -564,6 +560,7 @@ class ForwardInputs:
         modules = [call.module for layer in layers for call in layer.calls]
         towers = structure.towers_around(modules, measured, [each[-1] for each in of_parts])
         enclosing = [*chain(*of_parts), *towers]
+        self.first_blocks = [stack.blocks[0] for stack in structure.find_stacks(model)]
         self._attention = {each for part in parts for each in structure.torch_attention(part)}
         self.enclosing_modules = list(dict.fromkeys([*enclosing, *self._attention]))
         # those around an encoder and its decoder, or around the measured model
@@ -611,6 +608,7 @@ class ForwardInputs:
         self._later_ids: dict[tuple[nn.Module, torch.Size, int], Tensor] = {}  # of the next pass
         self._num_virtual = 0  # positions in front of the tokens
         self._square_rows: Tensor | None = None  # of the table, of as many sequences as positions
+        self._may_be_turned = False
         self._has_new_ids = False  # since the last call of a module without a table
 
     @property
@@ -637,7 +635,8 @@ class ForwardInputs:
         call = _RunningCall.of(module, args, kwargs)
         if module in self._modules:
             self.has_unread_ids |= bool(call.integers) and not self.tables
-        if not (_is_known(module) or call.padding.mask is None or call.token_ids is None):
+        padding = call.padding
+        if not _is_known(module) and (padding.mask is not None or padding.untold or call.others):
             self.outer = call
 
     def begin_call(
@@ -790,7 +789,8 @@ class ForwardInputs:
         for ids in tables:
             num_positions = self._num_virtual + ids.shape[1]
             if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
-                if self._may_be_turned(hidden):
+                self._compare_order(hidden)
+                if self._may_be_turned:
                     raise ValueError(
                         f"layer {layer.name!r} must have the order of its token ids, (batch, "
                         f"positions); with {hidden.shape[0]} of both its rows may be turned. Take "
@@ -823,6 +823,7 @@ class ForwardInputs:
             if not self._running:  # only blocks are called: a pass begins
                 self.forward.num_calls.clear()
                 self.forward.places.clear()
+            self._may_be_turned = False
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] > 1 and isinstance(output, Tensor):
                 self._square_rows = output.detach()
             self.forward.row_tokens = {}
@@ -1022,8 +1023,8 @@ class ForwardInputs:
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
             elif num_cached >= 0:  # a mask may be of all places of the cache
                 mask = mask[:, : num_cached + shape[-1]]
-        elif (outer := self.outer) and _equal(outer.token_ids, self.forward.token_ids):
-            mask = self._of_tokens(rows, outer.padding.mask)
+        elif (outer := self._outer_mask) is not None:
+            mask = self._of_tokens(rows, outer)
             assert mask is not None
             mask = rows.require_fit(mask, "mask", is_batch_first=True)
         elif (
@@ -1050,15 +1051,33 @@ class ForwardInputs:
             mask = kept if own is None else own & kept
         return None if mask is None else mask[..., -shape[-1] :]
 
+    @property
+    def _outer_mask(self) -> Tensor | None:
+        """The mask of a call around the model on the same token ids."""
+        outer = self.outer
+        if outer is None or outer.token_ids is None:
+            return None
+        is_same = _equal(outer.token_ids, self.forward.token_ids)
+        return outer.padding.mask if is_same else None
+
     def _untold(self, shape: torch.Size, token_ids: Tensor | None) -> str:
-        """What the model is given that may tell padding of rows, and does not, with its name."""
+        """What the model, or one around it, is given that may tell padding of rows, and does not,
+        with its name.
+        """
         padding = self.forward.padding
         if padding.untold:
             return padding.untold
-        if padding.mask is not None and any(_are_ids(each, token_ids) for each in padding.foreign):
+        told, is_foreign = padding.mask, False
+        if told is not None:
+            is_foreign = any(_are_ids(each, token_ids) for each in padding.foreign)
+        elif self.outer and (told := self._outer_mask) is None:
+            mask = self.outer.padding.mask
+            is_foreign = mask is not None and mask.shape == shape and not mask.all()
+        if is_foreign:
             return "attention_mask is of other token ids than the rows"
-        for name, each in self.forward.others:
-            if _may_tell_padding(name, each, shape, padding.mask) and not _are_ids(each, token_ids):
+        others = self.outer.others if self.outer else ()
+        for name, each in (*self.forward.others, *others):
+            if _may_tell_padding(name, each, shape, told) and not _are_ids(each, token_ids):
                 return f"{name} does not tell whether 1 is padding"
         return ""
 
@@ -1070,17 +1089,24 @@ class ForwardInputs:
             return not has_width or has_width_second
         return len(shape) == 3 and not has_width and has_width_second
 
-    def _may_be_turned(self, hidden: Tensor) -> bool:
-        """Tell whether a hidden state, of as many sequences as positions, is like the embeddings of
+    def take_order(self, _: nn.Module, *given: Any) -> None:
+        """Find the order of the rows that enter a first block."""
+        self._compare_order(first_input(*given))
+
+    def _compare_order(self, hidden: Tensor | None) -> None:
+        """Find whether a hidden state, of as many sequences as positions, is like the embeddings of
         its tokens once it is turned, or, in models that are not transformers', of unknown order,
         not unlike; the first one of a forward pass tells.
         """
         rows, self._square_rows = self._square_rows, None
-        if rows is None or rows.shape != hidden.shape:
-            return rows is not None and not self._is_hugging_face
-        wide, own = hidden.float(), rows.float()
-        likeness = (wide * (own.transpose(0, 1) - own)).sum() / (wide.norm() * own.norm())
-        return float(likeness) > (_LIKE if self._is_hugging_face else -_LIKE)
+        if rows is None or hidden is None:
+            return
+        likeness = 0.0
+        if rows.shape == hidden.shape:
+            wide, own = hidden.float(), rows.float()
+            turned = (wide * (own.transpose(0, 1) - own)).sum()
+            likeness = float(turned / (wide.norm() * own.norm()))
+        self._may_be_turned = likeness > (_LIKE if self._is_hugging_face else -_LIKE)
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
         """A mask or position ids without those of virtual tokens in front of the rows."""

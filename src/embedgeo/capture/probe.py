@@ -31,6 +31,7 @@ from embedgeo.capture.forward_inputs import (
     whole_sequences,
 )
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.structure import library
 from embedgeo.capture.torch_names import (
     are_equal,
     has_gradients,
@@ -107,10 +108,7 @@ def _require_one_state(
         and given.shape != hidden.shape
         and num_states(output, given)
         # those of transformers may make rows fewer, as a pyramid does
-        and (
-            given.shape[:-1] == hidden.shape[:-1]
-            or not type(module).__module__.startswith("transformers.")
-        )
+        and (given.shape[:-1] == hidden.shape[:-1] or library(module) != "transformers")
     ):
         several = f"one of shape {tuple(hidden.shape)} before that, as a router's or attention's"
     if several:
@@ -283,6 +281,8 @@ class Probe:
         for table in self._inputs.tables:
             read = self._inputs.record_token_ids
             yield "lookup", _Hook(self, table, "at the embedding table", read)
+        for block in self._inputs.first_blocks:
+            yield "input", _Hook(self, block, "at the first block", self._inputs.take_order)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
                 event: _Event = "input" if call.takes_input else "output"
@@ -408,7 +408,7 @@ class Probe:
             return
         if takes_input and num_states((*args, *kwargs.values()), hidden) > 1:
             _require_state(layer, module, args, kwargs, hidden)
-        if not takes_input and layer.place is not None:
+        if not takes_input:
             _require_one_state(layer, module, first_input(args, kwargs), hidden, output)
         if not (is_inside and (layer.after or self._inputs.awaits_mask)):
             self._take(layer, hidden)

@@ -56,6 +56,11 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
+def library(module: nn.Module) -> str:
+    """The package that a module's class comes from."""
+    return type(module).__module__.partition(".")[0]
+
+
 def is_norm(module: nn.Module) -> bool:
     """Tell whether a module is a norm, by a whole word of its class's name."""
     return re.search(r"Norm(?![a-z])", type(module).__name__) is not None
@@ -77,7 +82,7 @@ def require_one_model(model: nn.Module, *, also_by_hand: bool) -> None:
         raise _several(model, [*beside.values()])
     measured = measured_model(model)
     paths = {module: name for name, module in measured.named_modules()}
-    is_known = type(measured).__module__.startswith("transformers.")
+    is_known = library(measured) == "transformers"
     parts = [] if is_known or not also_by_hand else [*submodels(model).values()]
     for part in parts:
         others = (

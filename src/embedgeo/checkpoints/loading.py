@@ -30,9 +30,7 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from embedgeo.capture.structure import (
-    measured_model,
-)
+from embedgeo.capture.structure import library, measured_model
 from embedgeo.checkpoints.files import (
     UNUSED,
     Contents,
@@ -333,7 +331,7 @@ def _fill_buffers(model: Any) -> None:
     """
     buffers = dict(model.named_buffers())
     unknown = buffers.keys() - model.state_dict().keys()
-    if unknown and not type(model).__module__.startswith("transformers."):
+    if unknown and library(model) != "transformers":
         with kept_random_states():
             own = dict(type(model)(model.config).named_buffers())
         for name in unknown:
@@ -371,15 +369,13 @@ def _require_all_weights(model: Any, info: Mapping[str, Any], types: Mapping[str
         and any(key.startswith(body) for key in types)
     )
     missing = {*info["missing_keys"]}
-    if not type(model).__module__.startswith("transformers."):  # which says what may be missing
+    if library(model) != "transformers":  # which says what may be missing
         lenient = "|".join(getattr(model, "_keys_to_ignore_on_load_missing", None) or ["$^"])
         state = model.state_dict()
-        names = {key: {key, body + key, key.removeprefix(body)} for key in state}
-        held = {key for key in state if not names[key].isdisjoint(types)}
-        tied = {state[key].data_ptr() for key in held}
+        tied = {state[key].data_ptr() for key in state.keys() & types.keys()}
         missing |= {
             key
-            for key in state.keys() - held
+            for key in state.keys() - types.keys()
             if re.search(lenient, key) and state[key].data_ptr() not in tied
         }
     wrong = {

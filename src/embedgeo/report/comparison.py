@@ -20,7 +20,7 @@ from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import with_errors
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, of_rows
 
 Curves = dict[str, pd.Series]  # by the label of their run or model
 
@@ -33,7 +33,8 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             values[label], errors[label] = means[name], of_means[name]
-    data = _comparison("dynamics", metric, "against step", "mean over blocks; ", values, errors)
+    when = f"mean over blocks{of_rows(metric, runs)}; "
+    data = _comparison("dynamics", metric, "against step", when, values, errors)
     step_axis(data.figure.axes[0], *(run.steps for run in runs))
     return data._replace(
         alt=f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
@@ -51,7 +52,8 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
             label = f"{run.label}, {part[:-1]}" if part else run.label
             at, places = [*depths], [*depths.values()]
             values[label], errors[label] = (each[at].set_axis(places) for each in both)
-    when = "runs at their last step; " if any(run.has_steps for run in runs) else ""
+    when = "runs at their last step" if any(run.has_steps for run in runs) else "final models"
+    when += f"{of_rows(metric, runs)}; "
     data = _comparison("profiles", metric, "over relative depth", when, values, errors)
     data.figure.axes[0].set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers = pd.concat(

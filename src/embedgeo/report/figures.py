@@ -51,7 +51,8 @@ def dynamics(run: Run, metric: str, *, has_bar: bool = True) -> FigureData:
     ]
     draw.lines(ax, *lines)
     ax.plot(of_all, color="grey", lw=_THIN)
-    draw.value_axis(ax, named, shown.table.join(means), gaussian, run.layers, errors)
+    values, others = shown.table.join(means), {ALL_ROWS: of_all}
+    draw.value_axis(ax, named, values, gaussian, run.layers, errors, others)
     draw.legend(ax)
     has_several = len(gaussian.columns) > 1
     baseline = gaussian.rename(
@@ -100,7 +101,8 @@ def profile(run: Run, metric: str) -> FigureData:
     if has_several_steps:
         lines = [Lines("step", table, draw.time_bar(ax, run.steps), errors), *lines]
     draw.lines(ax, *lines)
-    draw.value_axis(ax, named, table.T, baseline.reset_index(drop=True), run.axis, errors.T)
+    expected, others = baseline.reset_index(drop=True), {ALL_ROWS: lines[-1].values}
+    draw.value_axis(ax, named, table.T, expected, run.axis, errors.T, others)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     numbers, bands = with_errors(

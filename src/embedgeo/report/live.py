@@ -12,9 +12,7 @@ from embedgeo import drawing
 from embedgeo.drawing import Png
 from embedgeo.glossary import headlines
 from embedgeo.report import figures
-from embedgeo.report.runs import Run, make_run
-from embedgeo.report.story import story
-from embedgeo.report.summary import flag_lines, flags
+from embedgeo.report.runs import make_run
 from embedgeo.results.records import Record
 
 _STEPS = 128  # of a picture at most: of a longer run, early ones are closer together
@@ -29,8 +27,8 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
     For each metric to look at first: a heatmap and a profile; and the shares of M, V_W and V_B at
     each layer.
     """
-    run = _run_of(history)
-    if run is None:
+    run = make_run("", _thinned(history))
+    if not run.depth:
         return
     known = run.values.dropna(axis="columns", how="all")
     metrics = [metric for metric in headlines() if metric in known]
@@ -43,19 +41,11 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
             yield f"{prefix}.shares/M, V_W, V_B", _picture(shares.figure)
 
 
-def story_so_far(history: Sequence[Record]) -> list[str]:
-    """Sentences on what happened, and on what to be careful with: see
-    `embedgeo.report.story.story` and `embedgeo.report.summary.flag_lines`.
-    """
-    run = _run_of(history)
-    return [] if run is None else [*story(run), *flag_lines(flags(run))]
-
-
-def _run_of(history: Sequence[Record]) -> Run | None:
-    """The run so far, at `_STEPS` of its steps; None without any layer."""
+def _thinned(history: Sequence[Record]) -> pd.DataFrame:
+    """The records of at most `_STEPS` of its steps."""
     step = itemgetter("step")
     places = (np.linspace(0, 1, _STEPS) ** 2 * (len(history) - 1)).astype(int)
-    records = pd.DataFrame(
+    return pd.DataFrame(
         [
             each
             for at in dict.fromkeys(history[i]["step"] for i in places)
@@ -64,10 +54,6 @@ def _run_of(history: Sequence[Record]) -> Run | None:
             ]
         ]
     )
-    if records.empty:
-        return None
-    run = make_run("", records)
-    return run if run.depth else None
 
 
 def _picture(figure: Figure) -> Png:

@@ -11,7 +11,7 @@ from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import listed
 from embedgeo.glossary import term
 from embedgeo.report.figures import trend
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, of_rows
 
 REFERENCE_TEXT = (
     "The mean over blocks of each run, in black, before the range of those of earlier runs, in "
@@ -72,7 +72,8 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         labels = listed([each.label for each in earlier], 4)
         text = (
             f"{str(name).capitalize()}: {trend(mean)} Grey: {len(earlier)} earlier ({labels}), "
-            f"mean over blocks, at equal steps that all have; within it at "
+            f"mean over blocks{of_rows(metric, [run, *earlier])}, at equal steps that all have; "
+            f"within it at "
             f"{mean.between(low, high).sum()} of {(low.notna() & mean.notna()).sum()} steps."
         )
         part = f"-{str(name).replace(' ', '-')}" if len(run.blocks) > 1 else ""

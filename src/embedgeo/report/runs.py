@@ -264,6 +264,11 @@ class Run:
         return any(metric in each and each[metric].nunique() > 1 for each in every)
 
 
+def of_rows(metric: str, runs: Iterable[Run]) -> str:
+    """Say that a metric is of all rows, where massive ones move it somewhere."""
+    return f", {ALL_ROWS}" if any(run.shown(metric).rows for run in runs) else ""
+
+
 def _name_of_mean(part: str) -> str:
     """The name of the mean over the blocks of a side, from its layer or what that begins with."""
     part = part.removesuffix("mean").rstrip(".")

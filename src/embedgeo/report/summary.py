@@ -110,26 +110,24 @@ def _steps_of_few_rows(run: Run) -> list[str]:
 def _least(metric: str, below: float, text: str, run: Run) -> list[str]:
     """The least value of a metric at each layer that has any below a limit."""
     values = _values_of(run, metric)
-    low = values[values < below]
-    worst = low.groupby("layer").idxmin().reindex(run.layers).dropna()
-    return [f"{layer}: {text.format(low[at])}{_at_step(run, at[0])}" for layer, at in worst.items()]
+    return _worst(values[values < below], "idxmin", text, run)
 
 
-def _largest(found: pd.Series, text: str, run: Run) -> list[str]:
-    most = found.groupby("layer").max().reindex(run.layers).dropna()
-    return [f"{layer}: up to {text.format(value)}" for layer, value in most.items()]
+def _worst(found: pd.Series, end: str, text: str, run: Run) -> list[str]:
+    worst = found.groupby("layer").agg(end).reindex(run.layers).dropna()
+    return [f"{at[1]}: {text.format(found[at])}{_at_step(run, at[0])}" for at in worst]
 
 
 def _near_rows_of_one(kind: str, run: Run) -> list[str]:
     """The share of rows whose nearest neighbour is of the same type or sequence, where most are."""
     share, at_random = (_values_of(run, f"same_{kind}_neighbors{end}") for end in ("", "_null"))
     are_most = (share > NEIGHBORS) & (share > 2 * at_random)
-    return _largest(share[are_most], "{:.0%} of the rows", run)
+    return _worst(share[are_most], "idxmax", "{:.0%} of the rows", run)
 
 
 def _bias(run: Run) -> list[str]:
     off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
-    return _largest(off[off > BIAS], "{:.2g} too low", run)
+    return _worst(off[off > BIAS], "idxmax", "{:.2g} too low", run)
 
 
 def _few_rows(run: Run) -> list[str]:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error, with_minus
-from embedgeo.glossary import headlines, term
+from embedgeo.glossary import WITHOUT_MASSIVE, headlines, term
 from embedgeo.report.reference import IGNORED, require_like
-from embedgeo.report.runs import Results, Run, runs_in
+from embedgeo.report.runs import Results, Run, of_rows, runs_in
 
 _ERRORS = 2  # standard errors beyond which means differ
 
@@ -40,7 +40,8 @@ def compare(a: Results, b: Results, seeds: Sequence[Results] = ()) -> pd.DataFra
         seeds: runs that differ in their seed alone, to tell what that does.
 
     Returns:
-        A row for each headline and mean over blocks, with the columns ``metric``, ``mean``,
+        A row for each headline, of all rows and, where massive ones move it, without these, and
+        mean over blocks, with the columns ``metric``, ``mean``,
         ``step``, ``a``, ``b``, ``difference`` (b − a), ``stderr`` of it, ``errors`` (the difference
         in these), ``seeds`` (the range over seeds at that step, or at the last one before at which
         two were measured, or else the next), ``verdict`` and ``from_step``.
@@ -72,8 +73,10 @@ def _rows(a: Run, b: Run, seeds: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     unlike = _unlike(a, b)
     paired = pd.DataFrame() if unlike else _paired_errors(a, b)
-    for metric in headlines():
-        if metric not in a.values or metric not in b.values:
+    for metric in (each + end for each in headlines() for end in ("", WITHOUT_MASSIVE)):
+        of_all = metric.removesuffix(WITHOUT_MASSIVE)
+        is_known = metric in a.values and metric in b.values
+        if not is_known or (metric != of_all and not of_rows(of_all, [a, b])):
             continue
         for name in a.means(metric).columns.intersection(b.means(metric).columns):
             means = (_placed(each.means(metric)[name], each, of) for each, of in ((a, b), (b, a)))
@@ -124,7 +127,9 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
     rows = _rows(a, b, seeds)
     sentences, cells = [], {}
     for row in rows:
-        name = term(row["metric"]).name + (f" ({row['mean']})" if len(a.blocks) > 1 else "")
+        metric = row["metric"]
+        name = term(metric).name + of_rows(metric, [a, b])
+        name += f" ({row['mean']})" if len(a.blocks) > 1 else ""
         of_both = [with_error(row[key], row[f"error_{key}"]) for key in "ab"]
         difference = with_minus(with_error(row["difference"], row["stderr"]))
         cells[name] = {

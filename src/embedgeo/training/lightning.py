@@ -39,8 +39,8 @@ class GeometryMonitor(Monitor, Callback):
     what torch.compile has made runs eagerly.
 
     Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
-    mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and
-    a text. All values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
+    mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also
+    pictures. All values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
     layer_index, width, metric, value, stderr), in ``history``. With ``ddp_spawn``, ``ddp_fork`` and
     ``ddp_notebook`` both are in the processes that train, until ``fit`` ends there, and not where
     ``fit`` is called.

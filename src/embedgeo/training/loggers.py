@@ -1,4 +1,4 @@
-"""Charts, a text and pictures for loggers, beside scalars."""
+"""Charts and pictures for loggers, beside scalars."""
 
 import glob
 import math
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 
 _HF_CALLBACKS = "transformers.integrations.integration_utils"
 
-_WANDB_STYLE = "<style>body {font: 14px sans-serif}</style>"
-
 
 @dataclass
 class Illustrations:
-    """The charts, the text and the pictures of one monitor in one run.
+    """The charts and the pictures of one monitor in one run.
 
-    Charts are laid out at the first measurement. Pictures, and a text on what happened so far, are
-    written at the first measurement, whenever there are twice as many, and at the last.
+    Charts are laid out at the first measurement. Pictures are written at the first measurement,
+    whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures.
@@ -53,7 +51,6 @@ class Illustrations:
     _adapters: list["TensorBoard | Wandb"] = field(default_factory=list, init=False)
     _num_measurements: int = field(default=0, init=False)
     _num_drawn: int = field(default=0, init=False)  # records
-    _tells: bool = field(default=True, init=False)  # what happened
 
     def write(
         self,
@@ -91,26 +88,23 @@ class Illustrations:
         self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
-        """Write pictures, and the text on what happened."""
-        if not (self._tells and self._adapters):
+        """Write pictures."""
+        if not (self.pictures and self._adapters):
             return
         try:
             require_extra("report", "drawing them")
             from embedgeo.report import live
 
-            drawn = [*live.draw_pictures(history, self.prefix)] if self.pictures else []
-            story = live.story_so_far(history)
+            drawn = [*live.draw_pictures(history, self.prefix)]
         except ImportError as error:
-            self._tells = False
+            self.pictures = False
             rank_zero_info(f"Loggers get no pictures of {self.prefix}: {error}")
         except Exception as error:
-            self._tells = False
-            self._warn("loggers get", error, "pictures")
+            self.pictures = False
+            self._warn("loggers get", error)
         else:
             for tag, picture in drawn:
                 self._write_to_all("write_image", tag, picture, step)
-            text = "\n".join(f"- {sentence}" for sentence in story)
-            self._write_to_all("write_text", f"{self.prefix}/what happened", text, step)
 
     def _write_to_all(self, method: str, *arguments: Any) -> None:
         for adapter in tuple(self._adapters):
@@ -120,17 +114,17 @@ class Illustrations:
                 self._adapters.remove(adapter)
                 self._warn(f"{type(adapter).__name__.lower()} gets", error)
 
-    def _warn(
-        self, who_gets: str, error: Exception, media: str = "charts, text and pictures"
-    ) -> None:
+    def _warn(self, who_gets: str, error: Exception) -> None:
         if self.on_error == "raise":
             raise error
-        rule = f"{who_gets} no more {media} of {self.prefix}; scalars and training go on"
+        rule = (
+            f"{who_gets} no more charts and pictures of {self.prefix}; scalars and training go on"
+        )
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
 class TensorBoard:
-    """The custom-scalars, text and image tabs of a ``SummaryWriter``."""
+    """The custom-scalars and image tabs of a ``SummaryWriter``."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -140,9 +134,6 @@ class TensorBoard:
         titled = {title.removeprefix(tag_start): charts for title, charts in layout.items()}
         self._writer.flush()
         self._add(layout_summary(titled, self._writer.log_dir))
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._writer.add_text(tag, markdown, step)
 
     def write_image(self, tag: str, picture: "Png", step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -169,13 +160,6 @@ class Wandb:
 
     def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
         self._run.define_metric(f"{tag_start}{prefix}.*", step_metric=self._axis)
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
-
-        # a workspace shows no Markdown
-        html = _WANDB_STYLE + to_html(markdown)
-        self._log(step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: "Png", step: int) -> None:
         with TemporaryDirectory() as folder:  # of another thing than a file it makes a new one

@@ -59,7 +59,7 @@ class StepMonitor(Monitor):
             Lightning logger, a run of Weights & Biases, or an object with a method ``log(values,
             step=step)``, such as a run of Trackio, or ``log_metrics(values, step=step)``, such as a
             Comet experiment or the module ``mlflow``. It is called on each rank on which it is
-            given: on others leave it out. Some loggers also get charts, pictures and a text.
+            given: on others leave it out. Some loggers also get charts and pictures.
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of
             ``process_group``; dimensions are told by their names: see

@@ -25,8 +25,8 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     Scalars go to every integration in ``report_to``, dated with the measured step. Other callbacks,
     and the console, do not get them. ``trainer.state.log_history`` has the means over blocks alone,
-    for every checkpoint holds it. Integrations that show more than scalars get charts, pictures
-    and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
+    for every checkpoint holds it. Integrations that show more than scalars get charts and
+    pictures, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
     default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
     predict. The Trainer's checkpoints hold the place in the schedule and the choice of metrics, but
