@@ -91,7 +91,7 @@ def test_what_needs_token_ids_says_so():
         observe(flat, skip_first_positions=1),
     ):
         flat["layers"][0](torch.randn(2, 5, 4))
-    message = r"layer 'gpt_neox.rotary_emb' must return one hidden state; .* several of shape"
+    message = r"layer 'gpt_neox.rotary_emb' must have a row for each token"
     with pytest.raises(ValueError, match=message), observe(model, "*.rotary_emb"):
         model(**batch)
 

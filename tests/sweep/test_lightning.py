@@ -90,18 +90,24 @@ class Loose(Forward):
         super().__init__(num_positions)
 
 
+class PassesOn(Loose):
+    def __init__(self, **given):
+        super().__init__(**given)
+
+
 @pytest.mark.parametrize(
-    ("saved", "defaults"), [({}, "num_positions=64, depth=2"), ({"depth": 2}, "num_positions=64")]
+    ("kind", "saved", "defaults"),
+    [(Loose, {}, "num_positions=64, depth=2"), (PassesOn, {"depth": 2}, "num_positions=64")],
 )
-def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path, saved, defaults):
+def test_what_a_loose_module_does_not_find_in_its_file_is_said(tmp_path, kind, saved, defaults):
     weights = Forward().state_dict()
     weights["old"] = weights.pop("head.bias")
     file = {"state_dict": weights, "pytorch-lightning_version": "2.6"}
     torch.save(file | ({"hyper_parameters": saved} if saved else {}), tmp_path / "a.ckpt")
-    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=Loose)
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path / "a.ckpt"), model_class=kind)
     with (
         pytest.warns(UserWarning, match="Found keys that are .*(head.bias|old)"),
-        pytest.warns(UserWarning, match=f"Loose is made by its defaults, {defaults}: "),
+        pytest.warns(UserWarning, match=f"{kind.__name__} is made by its defaults, {defaults}: "),
     ):
         checkpoint.load()
 

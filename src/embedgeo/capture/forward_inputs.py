@@ -560,7 +560,11 @@ class ForwardInputs:
         modules = [call.module for layer in layers for call in layer.calls]
         towers = structure.towers_around(modules, measured, [each[-1] for each in of_parts])
         enclosing = [*chain(*of_parts), *towers]
-        self.first_blocks = [stack.blocks[0] for stack in structure.find_stacks(model)]
+        stacks = structure.find_stacks(model)
+        self.first_blocks = [stack.blocks[0] for stack in stacks]
+        self.stacked = {
+            module for stack in stacks for module in (*stack.blocks, *structure.final_norms(stack))
+        }
         self._attention = {each for part in parts for each in structure.torch_attention(part)}
         self.enclosing_modules = list(dict.fromkeys([*enclosing, *self._attention]))
         # those around an encoder and its decoder, or around the measured model
@@ -635,8 +639,7 @@ class ForwardInputs:
         call = _RunningCall.of(module, args, kwargs)
         if module in self._modules:
             self.has_unread_ids |= bool(call.integers) and not self.tables
-        padding = call.padding
-        if not _is_known(module) and (padding.mask is not None or padding.untold or call.others):
+        if not (_is_known(module) or call.padding.mask is None or call.token_ids is None):
             self.outer = call
 
     def begin_call(
@@ -789,8 +792,8 @@ class ForwardInputs:
         for ids in tables:
             num_positions = self._num_virtual + ids.shape[1]
             if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
-                self._compare_order(hidden)
-                if self._may_be_turned:
+                is_stacked = layer.calls[0].module in self.stacked
+                if self._may_be_turned if is_stacked else self._looks_turned(hidden):
                     raise ValueError(
                         f"layer {layer.name!r} must have the order of its token ids, (batch, "
                         f"positions); with {hidden.shape[0]} of both its rows may be turned. Take "
@@ -823,9 +826,10 @@ class ForwardInputs:
             if not self._running:  # only blocks are called: a pass begins
                 self.forward.num_calls.clear()
                 self.forward.places.clear()
-            self._may_be_turned = False
-            if ids.ndim == 2 and ids.shape[0] == ids.shape[1] > 1 and isinstance(output, Tensor):
-                self._square_rows = output.detach()
+            if ids.ndim == 2:
+                self._may_be_turned, self._square_rows = False, None
+                if ids.shape[0] == ids.shape[1] > 1 and isinstance(output, Tensor):
+                    self._square_rows = output.detach()
             self.forward.row_tokens = {}
             if isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookups = [*self._lookups[-1:], (table, kept, output.detach())]
@@ -1054,30 +1058,22 @@ class ForwardInputs:
     @property
     def _outer_mask(self) -> Tensor | None:
         """The mask of a call around the model on the same token ids."""
-        outer = self.outer
-        if outer is None or outer.token_ids is None:
-            return None
-        is_same = _equal(outer.token_ids, self.forward.token_ids)
-        return outer.padding.mask if is_same else None
+        outer, ids = self.outer, self.forward.token_ids
+        return outer.padding.mask if outer and _equal(outer.token_ids, ids) else None
 
     def _untold(self, shape: torch.Size, token_ids: Tensor | None) -> str:
-        """What the model, or one around it, is given that may tell padding of rows, and does not,
-        with its name.
-        """
+        """What the model is given that may tell padding of rows, and does not, with its name."""
         padding = self.forward.padding
         if padding.untold:
             return padding.untold
-        told, is_foreign = padding.mask, False
-        if told is not None:
-            is_foreign = any(_are_ids(each, token_ids) for each in padding.foreign)
-        elif self.outer and (told := self._outer_mask) is None:
-            mask = self.outer.padding.mask
+        is_foreign = any(_are_ids(each, token_ids) for each in padding.foreign)
+        if padding.mask is None:  # a call around may be given the ids of what this one embeds
+            mask = self.outer.padding.mask if self.outer and not self.token_ids else None
             is_foreign = mask is not None and mask.shape == shape and not mask.all()
         if is_foreign:
             return "attention_mask is of other token ids than the rows"
-        others = self.outer.others if self.outer else ()
-        for name, each in (*self.forward.others, *others):
-            if _may_tell_padding(name, each, shape, told) and not _are_ids(each, token_ids):
+        for name, each in self.forward.others:
+            if _may_tell_padding(name, each, shape, padding.mask) and not _are_ids(each, token_ids):
                 return f"{name} does not tell whether 1 is padding"
         return ""
 
@@ -1091,22 +1087,22 @@ class ForwardInputs:
 
     def take_order(self, _: nn.Module, *given: Any) -> None:
         """Find the order of the rows that enter a first block."""
-        self._compare_order(first_input(*given))
+        hidden = first_input(*given)
+        self._may_be_turned = hidden is not None and self._looks_turned(hidden)
 
-    def _compare_order(self, hidden: Tensor | None) -> None:
-        """Find whether a hidden state, of as many sequences as positions, is like the embeddings of
+    def _looks_turned(self, hidden: Tensor) -> bool:
+        """Tell whether a hidden state, of as many sequences as positions, is like the embeddings of
         its tokens once it is turned, or, in models that are not transformers', of unknown order,
-        not unlike; the first one of a forward pass tells.
+        not unlike.
         """
-        rows, self._square_rows = self._square_rows, None
-        if rows is None or hidden is None:
-            return
-        likeness = 0.0
+        rows, likeness = self._square_rows, 0.0
+        if rows is None:
+            return False
         if rows.shape == hidden.shape:
             wide, own = hidden.float(), rows.float()
             turned = (wide * (own.transpose(0, 1) - own)).sum()
             likeness = float(turned / (wide.norm() * own.norm()))
-        self._may_be_turned = likeness > (_LIKE if self._is_hugging_face else -_LIKE)
+        return likeness > (_LIKE if self._is_hugging_face else -_LIKE)
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
         """A mask or position ids without those of virtual tokens in front of the rows."""

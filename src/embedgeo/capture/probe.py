@@ -408,7 +408,7 @@ class Probe:
             return
         if takes_input and num_states((*args, *kwargs.values()), hidden) > 1:
             _require_state(layer, module, args, kwargs, hidden)
-        if not takes_input:
+        if not takes_input and module in self._inputs.stacked:
             _require_one_state(layer, module, first_input(args, kwargs), hidden, output)
         if not (is_inside and (layer.after or self._inputs.awaits_mask)):
             self._take(layer, hidden)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -495,10 +495,16 @@ def _require_hyperparameters(model: Any, stored: Mapping[str, Any], name: str) -
     remedy = "name what makes it with these: --model-class package.module:make."
     saved = dict(stored.get("hyper_parameters", {}))
     known = {*saved, stored.get("hparams_name")}
+    taken: dict[str, Parameter] = {}
+    for each in made.__mro__:  # which may give others on
+        own = signature(each.__init__)  # type: ignore[misc]
+        taken = {**own.parameters, **taken}
+        if "**" not in str(own):
+            break
     if defaults := [
-        str(each)
-        for name, each in arguments.parameters.items()
-        if name not in known and each.default is not each.empty
+        str(parameter)
+        for name, parameter in taken.items()
+        if name not in known and parameter.default is not Parameter.empty
     ]:
         warnings.warn(
             f"{made.__name__} is made by its defaults, {', '.join(defaults)}: they are not among "

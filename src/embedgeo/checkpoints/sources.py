@@ -48,7 +48,7 @@ _TOKENS = re.compile(
 )
 _SAYS_STEP = re.compile("step|iter", re.IGNORECASE)  # the file may hold another one
 # Lightning's file names count both
-_EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?|[-_]epoch[-_=]?\d+$", re.IGNORECASE)
+_EPOCH = re.compile(r"(?<![a-z])ep(?:och)?[-_=]?\d+[-_]?|[-_]ep(?:och)?[-_=]?\d+$", re.IGNORECASE)
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
     r"[^a-z\d]{0,3})\d|^\d+$|(?:^|[-_])\d[\d.]*[kmbt]t?$"  # and tokens alone, as 100B
@@ -464,7 +464,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         model,
         [p.name for p in candidates if p not in (*known, folder) and _is_like_one(p, is_model)],
     )
-    _warn_of_single(model, {p.name: each for p, each in positions.items() if not p.is_file()})
+    _warn_of_single(model, {p.name: each for p, each in positions.items() if p.is_dir()})
     for path, position in positions.items():
         series = _with_model(own, "" if path.is_file() else position.series)
         name = file_name(_with_model(own, path.name))

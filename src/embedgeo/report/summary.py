@@ -22,8 +22,6 @@ from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
-# distance of the plug-in share V_W / V below that of pairs from which it is pointed out
-BIAS = 0.02
 _UNKNOWN = "–"
 # settings that are named at the head of the page
 _ORIGIN = ("text", "rows", "sequence length", "sequences begin with", "tokens", "dtype")
@@ -123,11 +121,6 @@ def _near_rows_of_one(kind: str, run: Run) -> list[str]:
     share, at_random = (_values_of(run, f"same_{kind}_neighbors{end}") for end in ("", "_null"))
     are_most = (share > NEIGHBORS) & (share > 2 * at_random)
     return _worst(share[are_most], "idxmax", "{:.0%} of the rows", run)
-
-
-def _bias(run: Run) -> list[str]:
-    off = _values_of(run, "V_W_over_V_unbiased") - _values_of(run, "V_W_over_V")
-    return _worst(off[off > BIAS], "idxmax", "{:.2g} too low", run)
 
 
 def _few_rows(run: Run) -> list[str]:
@@ -259,13 +252,6 @@ _FLAGS: tuple[tuple[Level, str, str, Cases], ...] = (  # level, title, text, cas
             partial(_near_rows_of_one, kind),
         )
         for kind, what in (("type", "token"), ("sequence", "text"))
-    ),
-    (
-        "note",
-        "Few occurrences of each token",
-        "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
-        "one from pairs.",
-        _bias,
     ),
     (
         "note",
