@@ -41,7 +41,7 @@ HEADLESS = (
 
 
 def draw_curves(demo: Path) -> list[Image.Image]:
-    """The monitor's curves of some metrics, as loggers get them."""
+    """The monitor's curves of some metrics."""
     (run,) = runs_of_records(pd.read_parquet(demo / "history.parquet"))
     with style(), resized(3.5, 3.3):
         pictures = [png(dynamics(run, metric).figure)[0] for metric in CURVES]

@@ -53,6 +53,7 @@ def test_the_series_is_the_name_without_step_and_tokens():
     assert series("epoch=0-step=100") == series("epoch=1-step=200")
     assert series("step1-epoch1") == series("step8-epoch2") == series("step9")
     assert series("ep0-step1") == series("ep1-step2")
+    assert series("bestepoch3-step1") == series("bestepoch4-step2")
 
 
 def test_selections():

@@ -1058,8 +1058,10 @@ class ForwardInputs:
     @property
     def _outer_mask(self) -> Tensor | None:
         """The mask of a call around the model on the same token ids."""
-        outer, ids = self.outer, self.forward.token_ids
-        return outer.padding.mask if outer and _equal(outer.token_ids, ids) else None
+        outer = self.outer
+        if outer and _equal(outer.token_ids, self.forward.token_ids):
+            return outer.padding.mask
+        return None
 
     def _untold(self, shape: torch.Size, token_ids: Tensor | None) -> str:
         """What the model is given that may tell padding of rows, and does not, with its name."""
@@ -1087,16 +1089,15 @@ class ForwardInputs:
 
     def take_order(self, _: nn.Module, *given: Any) -> None:
         """Find the order of the rows that enter a first block."""
-        hidden = first_input(*given)
-        self._may_be_turned = hidden is not None and self._looks_turned(hidden)
+        self._may_be_turned = self._looks_turned(first_input(*given))
 
-    def _looks_turned(self, hidden: Tensor) -> bool:
+    def _looks_turned(self, hidden: Tensor | None) -> bool:
         """Tell whether a hidden state, of as many sequences as positions, is like the embeddings of
         its tokens once it is turned, or, in models that are not transformers', of unknown order,
         not unlike.
         """
         rows, likeness = self._square_rows, 0.0
-        if rows is None:
+        if rows is None or hidden is None:
             return False
         if rows.shape == hidden.shape:
             wide, own = hidden.float(), rows.float()

@@ -495,21 +495,22 @@ def _require_hyperparameters(model: Any, stored: Mapping[str, Any], name: str) -
     remedy = "name what makes it with these: --model-class package.module:make."
     saved = dict(stored.get("hyper_parameters", {}))
     known = {*saved, stored.get("hparams_name")}
-    taken: dict[str, Parameter] = {}
+    taken = dict[str, Parameter]()
     for each in made.__mro__:  # which may give others on
         own = signature(each.__init__)  # type: ignore[misc]
         taken = {**own.parameters, **taken}
         if "**" not in str(own):
             break
-    if defaults := [
+    defaults = [
         str(parameter)
         for name, parameter in taken.items()
         if name not in known and parameter.default is not Parameter.empty
-    ]:
+    ]
+    if defaults or (arguments.parameters and not saved):
         warnings.warn(
-            f"{made.__name__} is made by its defaults, {', '.join(defaults)}: they are not among "
-            "the hyperparameters in its file, where save_hyperparameters() puts them. If it was "
-            f"trained with others, {remedy}",
+            f"{made.__name__} is made by its defaults, {listed(defaults or [arguments])}: they are "
+            "not among the hyperparameters in its file, where save_hyperparameters() puts them. If "
+            f"it was trained with others, {remedy}",
             stacklevel=3,
         )
     saved.pop("_instantiator", None)

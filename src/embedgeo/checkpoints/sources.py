@@ -48,7 +48,7 @@ _TOKENS = re.compile(
 )
 _SAYS_STEP = re.compile("step|iter", re.IGNORECASE)  # the file may hold another one
 # Lightning's file names count both
-_EPOCH = re.compile(r"(?<![a-z])ep(?:och)?[-_=]?\d+[-_]?|[-_]ep(?:och)?[-_=]?\d+$", re.IGNORECASE)
+_EPOCH = re.compile(r"(?:epoch|(?<![a-z])ep)[-_=]?\d+[-_]?|[-_]ep(?:och)?[-_=]?\d+$", re.IGNORECASE)
 _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:it|ba|ep|(?:steps?|iter(?:ation)?s?|batch|update|checkpoint|ckpt|epoch|tokens?)"
     r"[^a-z\d]{0,3})\d|^\d+$|(?:^|[-_])\d[\d.]*[kmbt]t?$"  # and tokens alone, as 100B

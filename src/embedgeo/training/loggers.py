@@ -89,7 +89,7 @@ class Illustrations:
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures."""
-        if not (self.pictures and self._adapters):
+        if not self.pictures:
             return
         try:
             require_extra("report", "drawing them")
