@@ -14,6 +14,7 @@ import torch
 import transformers as hf
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import embedgeo
 from embedgeo import EmbeddingMoments, observe
@@ -255,6 +256,14 @@ def test_states_that_look_turned_are_refused_at_any_layer(layers):
     for block in model.layers:  # whose states are not like the embeddings
         block.dense.weight.data *= 100
     assert [values["n"] for values in measured(model, ids, layers=layers).values()] == [36]
+
+
+def test_the_order_of_rows_is_read_without_a_trace_in_the_graph():
+    model = Small()
+    model.layers = nn.ModuleList(map(checkpoint_wrapper, model.layers))
+    with embedgeo.StepMonitor(model, every_n_steps=1, on_error="raise") as monitor, monitor.step(0):
+        model(torch.arange(36).view(6, 6)).sum().backward()
+    assert monitor.history
 
 
 class Whole(Small):

@@ -1100,7 +1100,7 @@ class ForwardInputs:
         if rows is None or hidden is None:
             return False
         if rows.shape == hidden.shape:
-            wide, own = hidden.float(), rows.float()
+            wide, own = hidden.data.float(), rows.float()
             turned = (wide * (own.transpose(0, 1) - own)).sum()
             likeness = float(turned / (wide.norm() * own.norm()))
         return likeness > (_LIKE if self._is_hugging_face else -_LIKE)
