@@ -216,7 +216,7 @@ class SweepFolder:
         by checkpoint.
 
         A run has the name of its series, fit for a folder; a single series that of the model.
-        Different models in one series are runs of their own.
+        Different models in one series are runs of their own; so is a final model beside steps.
         """
         frames = {
             name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
@@ -230,13 +230,15 @@ class SweepFolder:
         models = {Path(each["model"]).name for each in first.values()}
         is_one = len(models) == len(set(series.values())) == 1
         titles = dict.fromkeys(series, models.pop()) if is_one else series
+        of_steps = {own for name, own in series.items() if self._has_step(name)}
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(checkpoints, key=lambda name: (series[name], first[name]["step"], name)):
             own = first[name]
-            records = checkpoints[name].assign(series=series[name])
+            end = "" if self._has_step(name) or series[name] not in of_steps else " final"
+            records = checkpoints[name].assign(series=series[name] + end)
             if first.get(own["duplicate_of"], own)["weights_sha256"] != own["weights_sha256"]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
-            runs.setdefault(file_name(titles[name]) or "other", {})[name] = records
+            runs.setdefault(file_name(titles[name] + end) or "other", {})[name] = records
         for of_run in runs.values():
             names = self.with_samples(of_run)
             for previous, name in pairwise(names):
@@ -251,8 +253,7 @@ class SweepFolder:
         of_steps = {
             records["step"].iloc[0]: name
             for name, records in checkpoints.items()
-            if sample_file(self.path, name).exists()
-            and self.facts(name).get("has_step") != "false"  # a final model has no step
+            if sample_file(self.path, name).exists() and self._has_step(name)
         }
         return [*of_steps.values()]
 
@@ -346,6 +347,9 @@ class SweepFolder:
         """Kinds of the tables that were written with the records of a checkpoint, if it is done."""
         kinds = self.facts(name).get(_KINDS, "") if self._file(name).exists() else ""
         return [*filter(None, kinds.split("/"))]
+
+    def _has_step(self, name: str) -> bool:
+        return self.facts(name).get("has_step") != "false"
 
     def _file(self, name: str) -> Path:
         return self.checkpoints / f"{name}.parquet"

@@ -1071,9 +1071,11 @@ class Monitor(ABC):
             self._failed = True
             kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
             cause = " ".join([f"{kind}{error}", *getattr(error, "__notes__", [])])
+            # of another monitor, or another run, Python would leave out the same words
+            globals().pop("__warningregistry__", None)
             warnings.warn(
                 f"{type(self).__name__} is off for the rest of this run, training goes on: {cause}",
-                stacklevel=2,
+                stacklevel=1,
             )
         if self._geometry is not None:
             self._geometry.switch_off()
