@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import embedding_bag, pad
 
 from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
@@ -89,7 +89,7 @@ class Neighbors:
     """
 
     def __init__(self, x: Tensor) -> None:
-        self.x = x.detach()
+        self.x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
         self.every = torch.arange(len(x), device=x.device)
 
     @cached_property
@@ -186,7 +186,7 @@ class Neighbors:
         """
         is_all = rows is self.every
         x = self.x if is_all else self.x[rows]
-        if len(rows) <= ALL_PAIRS_ROWS:
+        if len(rows) <= 2 * _WINDOW_ROWS:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
@@ -238,19 +238,20 @@ def _smallest(distances: Tensor) -> Nearest:
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     """Compute the distances of rows of ``x``, at indices (m,), to others from their differences."""
-    wide = torch.promote_types(x.dtype, torch.float32)
     if not len(rows):
         return x.new_empty(0, dtype=accumulator_dtype(x.device))
-    # of a fourth as many pairs both rows, and squares, stay in the processor's nearest cache
+    # of a fourth as many pairs the differences, and squares, stay in the processor's nearest cache
     step = max(1, chunk_length(x.shape[1], x.device) // 4)
+    pairs = torch.stack((rows, others), 1)
+    signs = x.new_tensor([[1, -1]])
 
     def norms(of_rows: Callable[[Tensor], Tensor]) -> Tensor:
-        parts = []
-        for i, j in zip(rows.split(step), others.split(step), strict=True):
-            differences = x.index_select(0, j).to(wide)
-            differences -= x.index_select(0, i)
-            parts.append(of_rows(differences))
-        return torch.cat(parts)
+        # a bag of two reads both rows once, and adds one to the negative other without rounding
+        bags = (
+            embedding_bag(pair, x, per_sample_weights=signs.expand(len(pair), 2), mode="sum")
+            for pair in pairs.split(step)
+        )
+        return torch.cat([*map(of_rows, bags)])
 
     squares = norms(lambda differences: differences.square_().sum(1))
     return norms_of_squares(squares, lambda: norms(row_norms))
@@ -432,25 +433,25 @@ class RoundedRows(NamedTuple):
         """
         n = len(x)
         is_on_cpu = x.device.type == "cpu"
-        # half of the room for products that serve two rows is never touched
         is_shared = is_on_cpu and n * n <= 4 * _BLOCK
         length = n if is_shared else min(n, _BLOCK // n or 1)
         strip = _STRIP_ROWS if is_on_cpu else length
         # an odd number of groups: numbers at a large power of two apart share places in the cache
         width = (-(-n // _GROUP) | 1) * _GROUP
-        room = self.values.new_empty(length, width)
-        room[:, n:] = torch.inf
+        end = -(-n // _STRIP_ROWS) * _STRIP_ROWS
+        room = self.values.new_empty(_start(end, width) if is_shared else length * width)
         blocks = []
         for start in range(0, n, length):
-            block = Products.of(room[: n - start], is_shared)
-            for at in range(0, len(block.values), strip):
-                lines = slice(at, min(at + strip, len(block.values)))
+            block = Products.of(room, min(length, n - start), width, is_shared)
+            for at in range(0, len(block.minima), strip):
+                lines = slice(at, min(at + strip, len(block.minima)))
                 rows = slice(start + lines.start, start + lines.stop)
-                first = block.first(at)
-                products = block.values[lines, first:n]
-                self.products(rows, first, products)
+                first, products = block.first(at), block.lines(lines)
+                products[:, n - first :] = torch.inf
+                self.products(rows, first, products[:, : n - first])
                 if apart is not None:
-                    products.masked_fill_(apart[rows, None] == apart[first:], torch.inf)
+                    is_apart = apart[rows, None] == apart[first:]
+                    products[:, : n - first].masked_fill_(is_apart, torch.inf)
                 block.group(lines)
             blocks.append(self._nearest(x, start, block))
         distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
@@ -460,12 +461,12 @@ class RoundedRows(NamedTuple):
         """Find the two nearest of each row from ``start`` on by their products, and mark the rows
         for which they are known.
         """
-        minima, m = products.minima, len(products.values)
+        minima, m = products.minima, len(products.minima)
         block = torch.arange(m, device=x.device)[:, None].expand(-1, 2)
         rows = start + block
         # the smallest products of two groups; where these are infinite, a row's with itself
         least, group = minima.topk(2, largest=False)
-        is_none = least.view(products.values.dtype).isinf()
+        is_none = least.view(self.values.dtype).isinf()
         members, places = products.of_groups(block.flatten(), group.flatten())
         guessed = places.gather(1, members.argmin(1)[:, None]).view(m, 2).where(~is_none, rows)
         distances = pair_distances(x, rows.flatten(), guessed.flatten()).view(m, 2)
@@ -475,7 +476,7 @@ class RoundedRows(NamedTuple):
         limit = limit.view(minima.dtype)[:, None]
         # of a group of products only the smallest is looked at, unless that is small enough
         is_near = minima <= limit
-        is_known &= is_near.sum(1) <= products.values.shape[1] // _CROWDED
+        is_known &= is_near.sum(1, dtype=torch.int32) <= minima.shape[1] * _GROUP // _CROWDED
         i, group = (is_near & is_known[:, None]).nonzero(as_tuple=True)
         members, places = products.of_groups(i, group)
         at, member = (members <= limit[i]).nonzero(as_tuple=True)
@@ -490,33 +491,44 @@ class Products(NamedTuple):
     """Products of rows with all, 16 in a group, and the smallest of each group.
 
     Where a product serves two rows, it is in the line of the one in the earlier strip of 256 rows;
-    those of a row in its own line begin with its strip, and those before are in its column.
+    those of a row in its own line begin with its strip, and those before are in its column. Lines
+    follow each other without a gap.
     """
 
-    values: Tensor  # shape (m, w)
+    values: Tensor  # one after the other
     # read as integers, numbers from 0 up keep their order, any below is less, and min is faster
     minima: Tensor  # shape (m, w / 16)
     is_shared: bool  # each product serves two rows
 
     @classmethod
-    def of(cls, values: Tensor, is_shared: bool) -> Self:
-        """Take the room for products, shape (m, w)."""
-        dtype = torch.int16 if values.dtype == torch.bfloat16 else torch.int32
-        minima = values.new_empty(len(values), values.shape[1] // _GROUP, dtype=dtype)
-        return cls(values, minima, is_shared)
+    def of(cls, room: Tensor, length: int, width: int, is_shared: bool) -> Self:
+        """Take the room for so many lines of products."""
+        dtype = torch.int16 if room.dtype == torch.bfloat16 else torch.int32
+        return cls(room, room.new_empty(length, width // _GROUP, dtype=dtype), is_shared)
+
+    @property
+    def _width(self) -> int:
+        return self.minima.shape[1] * _GROUP
 
     def first(self, line: Any) -> Any:
         """The first column of which a line, or each of some, has the product."""
         return line // _STRIP_ROWS * (_STRIP_ROWS * self.is_shared)
 
+    def lines(self, lines: slice) -> Tensor:
+        """The products in these lines, those of one strip where products serve two rows."""
+        first = self.first(lines.start)
+        width = self._width - first
+        start = _start(first, self._width) + (lines.start - first) * width
+        return self.values[start : start + (lines.stop - lines.start) * width].view(-1, width)
+
     def group(self, lines: slice) -> None:
         """Find the smallest of each group in these lines, a strip where products serve two rows."""
-        first = self.first(lines.start)
-        products = self.values[lines, first:].view(self.minima.dtype)
+        first, count = self.first(lines.start), len(self.minima)
+        products = self.lines(lines).view(self.minima.dtype)
         first_group = first // _GROUP
         self.minima[lines, first_group:] = products.unflatten(1, (_GROUP, -1)).amin(1)
-        if self.is_shared and lines.stop < len(self.values):
-            later = products[:, _STRIP_ROWS : len(self.values) - first]
+        if self.is_shared and lines.stop < count:
+            later = products[:, _STRIP_ROWS : count - first]
             minima = later.unflatten(0, (_GROUP, -1)).amin(0)
             self.minima[lines.stop :, first_group : first_group + len(minima)] = minima.T
 
@@ -525,16 +537,24 @@ class Products(NamedTuple):
         of the rows that they are with.
         """
         rows, groups = rows[:, None], groups[:, None]
-        width, first = self.values.shape[1], self.first(rows)
-        is_in_line = groups >= first // _GROUP
-        in_line = first + groups - first // _GROUP
-        in_column = self.first(groups * _GROUP) + groups % _STRIP_GROUPS
-        between = ((width - first) // _GROUP).where(is_in_line, _STRIP_GROUPS)
+        is_in_line = groups * _GROUP >= self.first(rows)
+        first = torch.minimum(self.first(rows), self.first(groups * _GROUP))
+        width = self._width - first
+        place = first + groups - first // _GROUP
+        between = (width // _GROUP).where(is_in_line, _STRIP_GROUPS)
+        line, column = place.where(~is_in_line, rows), place.where(is_in_line, rows)
+        at = _start(first, self._width) + (line - first) * width + column - first
         member = torch.arange(_GROUP, device=rows.device)
-        places = in_line.where(is_in_line, in_column).addcmul(between, member)
-        line, column = torch.where(is_in_line, width, 1), torch.where(is_in_line, 1, width)
-        flat = self.values.view(self.minima.dtype).flatten()
-        return flat.take((rows * line).addcmul(places, column)), places
+        flat = self.values.view(self.minima.dtype)
+        members = flat.take(at.addcmul(between * width.where(~is_in_line, 1), member))
+        return members, place.addcmul(between, member)
+
+
+def _start(first: Any, width: int) -> Any:
+    """The place of the strip of lines that have the products from a column on, where a strip has
+    256 products less in a line than the one before.
+    """
+    return first * width - first * (first - _STRIP_ROWS) // 2
 
 
 def _by_row(i: Tensor, values: Tensor, first: Tensor) -> Tensor:
