@@ -28,7 +28,7 @@ from embedgeo.functional.precision import (
     search_dtype,
 )
 
-_WINDOW_ROWS = 128  # rows of several labels that are searched at a time, where labels part them
+_FEW_ROWS = 256  # among which all distances take less time than a search
 _BLOCK = 1 << 24  # products that are looked at together at most; four times as many if shared
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
 _STRIP_ROWS = 256  # rows that are multiplied at a time on a CPU
@@ -39,6 +39,7 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
+_ALL = slice(None)
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 ALL_PAIRS_ROWS = 512
@@ -159,20 +160,13 @@ class Neighbors:
                 distances = distances.index_select(0, rows).index_select(1, rows)
             elif apart is not None or together is not None:
                 distances = distances.clone()
-            return _smallest(_exclude(distances, slice(None), apart, together))
-        if together is None or len(rows) <= _WINDOW_ROWS:
-            return self._nearest(rows, apart, together)
-        order, windows = _windows(together)
-        of_windows = [
-            self._nearest(rows[window], None if apart is None else apart[window], together[window])
-            for window in windows
-        ]
-        distances = torch.cat([each.distances for each in of_windows])
-        places = torch.cat(
-            [window[each.places] for window, each in zip(windows, of_windows, strict=True)]
-        )
+            return _smallest(_exclude(distances, _ALL, apart, together))
+        if together is None:
+            return self._nearest(rows, apart, None)
+        order = together.argsort()
+        found = self._nearest(rows[order], None if apart is None else apart[order], together[order])
         back = order.argsort()
-        return Nearest(distances[back], places[back])
+        return Nearest(found.distances[back], order[found.places[back]])
 
     def _nearest(
         self,
@@ -180,36 +174,21 @@ class Neighbors:
         apart: Tensor | None,
         together: Tensor | None,
     ) -> Nearest:
-        """Find the two nearest of these rows among each other; labels are theirs.
-
-        Of more than 512 rows ``together`` is None, or the same for all of them.
+        """Find the two nearest of these rows among each other; labels are theirs, and ``together``
+        ascends.
         """
         is_all = rows is self.every
-        x = self.x if is_all else self.x[rows]
-        if len(rows) <= 2 * _WINDOW_ROWS:
+        x = self.x if is_all else self.x.index_select(0, rows)
+        if len(rows) <= _FEW_ROWS:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(x, apart)
+        nearest, is_known = rounded.nearest(x, apart, together)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
-            exact = Float64Rows.of(x).nearest(pending, apart)
+            exact = Float64Rows.of(x).nearest(pending, apart, together)
             nearest.distances[pending], nearest.places[pending] = exact
         return nearest
-
-
-def _windows(labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Order rows by their ``labels``, shape (m,), and split them where labels change, so that the
-    rows of small labels share a window.
-    """
-    ascending, order = labels.sort(stable=True)
-    lengths = [0]
-    for count in ascending.unique_consecutive(return_counts=True)[1].tolist():
-        if lengths[-1] + count <= _WINDOW_ROWS:
-            lengths[-1] += count
-        else:
-            lengths.append(count)
-    return order, list(order.split(lengths))
 
 
 def _exclude(
@@ -217,12 +196,13 @@ def _exclude(
     rows: Tensor | slice,
     apart: Tensor | None,
     together: Tensor | None = None,
+    columns: slice = _ALL,
 ) -> Tensor:
-    """Make distances of some rows to all infinite, in place, where labels forbid neighbours."""
+    """Make distances of some rows to others infinite, in place, where labels forbid neighbours."""
     if apart is not None:
-        distances.masked_fill_(apart[rows, None] == apart, torch.inf)
+        distances.masked_fill_(apart[rows, None] == apart[columns], torch.inf)
     if together is not None:
-        distances.masked_fill_(together[rows, None] != together, torch.inf)
+        distances.masked_fill_(together[rows, None] != together[columns], torch.inf)
     return distances
 
 
@@ -401,7 +381,7 @@ class RoundedRows(NamedTuple):
 
     def part(self, rows: Tensor) -> Self:
         """Take the rows at these indices."""
-        return self._replace(values=self.values[rows], norms=self.norms[rows])
+        return self._replace(values=self.values.index_select(0, rows), norms=self.norms[rows])
 
     def largest_products(self, rows: slice, distances: Tensor) -> Tensor:
         """The largest product of each of these rows with a row that is at most that far away."""
@@ -412,9 +392,9 @@ class RoundedRows(NamedTuple):
         dtype = self.values.dtype
         return largest.clamp(max=torch.finfo(dtype).max).to(dtype)
 
-    def products(self, rows: slice, first: int, out: Tensor) -> None:
-        """Multiply these rows with those from ``first`` on, and make the products of a row with
-        itself infinite.
+    def products(self, rows: slice, columns: slice, out: Tensor) -> None:
+        """Multiply these rows with those of the columns, and make the products of a row with itself
+        infinite.
         """
         parts = slice(-2 * _NORM_PARTS, -_NORM_PARTS)
         left = self.values[rows] * -2
@@ -422,11 +402,14 @@ class RoundedRows(NamedTuple):
         left[:, parts] = 1
         with matmul_precision(out.device):
             # autocast leaves a product alone that has an out
-            torch.mm(left, self.values[first:].T, out=out)
-        out[:, rows.start - first : rows.stop - first].fill_diagonal_(torch.inf)
+            torch.mm(left, self.values[columns].T, out=out)
+        out[:, rows.start - columns.start : rows.stop - columns.start].fill_diagonal_(torch.inf)
 
-    def nearest(self, x: Tensor, apart: Tensor | None) -> tuple[Nearest, Tensor]:
-        """Find the two nearest of each row, given the rows as they were, shape (n, d).
+    def nearest(
+        self, x: Tensor, apart: Tensor | None, together: Tensor | None = None
+    ) -> tuple[Nearest, Tensor]:
+        """Find the two nearest of each row, given the rows as they were, shape (n, d), and labels,
+        of which ``together`` ascends: see `Neighbors.nearest`.
 
         Returns:
             The nearest, and marks of the rows for which they are known.
@@ -447,11 +430,13 @@ class RoundedRows(NamedTuple):
                 lines = slice(at, min(at + strip, len(block.minima)))
                 rows = slice(start + lines.start, start + lines.stop)
                 first, products = block.first(at), block.lines(lines)
-                products[:, n - first :] = torch.inf
-                self.products(rows, first, products[:, : n - first])
-                if apart is not None:
-                    is_apart = apart[rows, None] == apart[first:]
-                    products[:, : n - first].masked_fill_(is_apart, torch.inf)
+                stop = n
+                if together is not None:
+                    stop = int(torch.searchsorted(together, together[rows.stop - 1], right=True))
+                columns = slice(first, stop)
+                products[:, stop - first :] = torch.inf
+                self.products(rows, columns, products[:, : stop - first])
+                _exclude(products[:, : stop - first], rows, apart, together, columns)
                 block.group(lines)
             blocks.append(self._nearest(x, start, block))
         distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
