@@ -118,11 +118,15 @@ def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer
     assert hooks(model) == 0
     options = {"every_n_steps": 1, "layers": "0", "metrics": metrics}
     off = "StepMonitor is off for the rest of this run, training goes on:"
-    with pytest.warns(UserWarning, match=rf"{off}.*{message}.* in Answers at layer '00'") as warned:
+
+    def run_two():
         warnings.simplefilter("default")
         for _ in range(2):
             run_whole(monitor := StepMonitor(model, **options), 3, lambda: model(ids))
             assert monitor.history == []
+
+    with pytest.warns(UserWarning, match=rf"{off}.*{message}.* in Answers at layer '00'") as warned:
+        run_two()
     assert len(warned) == 2  # each of them, in the same words
 
 

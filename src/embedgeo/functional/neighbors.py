@@ -32,7 +32,6 @@ _FEW_ROWS = 256  # among which all distances take less time than a search
 _BLOCK = 1 << 24  # products that are looked at together at most; four times as many if shared
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
 _STRIP_ROWS = 256  # rows that are multiplied at a time on a CPU
-_FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64 that serve two
 _GROUP = 16  # products of a row of which only the smallest is looked at first
 _STRIP_GROUPS = _STRIP_ROWS // _GROUP  # of a column's products with a strip
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
@@ -237,19 +236,6 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return norms_of_squares(squares, lambda: norms(row_norms))
 
 
-def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
-    """Multiply rows by others, so many of them at a time. If these are not all, then they are the
-    first ones of the others, in one order: of products with each other, each serves two of them.
-    """
-    n = len(left)
-    for start in range(0, n, length):
-        stop = start + length
-        # autocast leaves a product alone that has an out
-        torch.mm(left[start:stop], right[start:].T, out=out[start:stop, start:])
-        if stop < n:
-            out[stop:, start:stop] = out[start:stop, stop:n].T
-
-
 class Float64Rows(NamedTuple):
     """Centred rows in float64 (float32 on a device without), as the rows (b, ‖b‖², 1).
 
@@ -285,8 +271,7 @@ class Float64Rows(NamedTuple):
         left[:, -2] = 1
         left[:, -1] = own
         squared = left.new_empty(len(rows), len(self.x))
-        is_symmetric = len(rows) == len(self.x) and rows.device.type == "cpu"
-        _products(left, self.values, _FLOAT64_STRIP_ROWS if is_symmetric else len(left), squared)
+        torch.mm(left, self.values.T, out=squared)  # autocast leaves it alone
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         # a square that has overflowed is NaN, and so is the least of its row
