@@ -93,15 +93,11 @@ class Neighbors:
         self.every = torch.arange(len(x), device=x.device)
 
     @cached_property
-    def _float64(self) -> "Float64Rows":
-        return Float64Rows.of(self.x)
-
-    @cached_property
     def _distances(self) -> Tensor | None:
         """All distances among few rows; None where products do not tell them."""
         if not 0 < len(self.every) <= ALL_PAIRS_ROWS:
             return None
-        squared, is_clear = self._float64.squared_distances(self.every)
+        squared, is_clear = Float64Rows.of(self.x).squared_distances(self.every)
         return squared.sqrt_() if is_clear else None
 
     @cached_property
@@ -154,11 +150,7 @@ class Neighbors:
         """
         apart, together = (None if each is None else each[rows] for each in (apart, together))
         if self._distances is not None:
-            distances = self._distances
-            if rows is not self.every:
-                distances = distances.index_select(0, rows).index_select(1, rows)
-            elif apart is not None or together is not None:
-                distances = distances.clone()
+            distances = self._distances.index_select(0, rows).index_select(1, rows)
             return _smallest(_exclude(distances, _ALL, apart, together))
         if together is None:
             return self._nearest(rows, apart, None)
@@ -424,8 +416,8 @@ class RoundedRows(NamedTuple):
                 _exclude(products[:, : stop - first], rows, apart, together, columns)
                 block.group(lines)
             blocks.append(self._nearest(x, start, block))
-        distances, places, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
-        return Nearest(distances, places), is_known
+        *nearest, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
+        return Nearest(*nearest), is_known
 
     def _nearest(self, x: Tensor, start: int, products: "Products") -> tuple[Tensor, ...]:
         """Find the two nearest of each row from ``start`` on by their products, and mark the rows
@@ -553,13 +545,12 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
         tolerance: at least 0; 0 merges rows that are equal in every coordinate only.
 
     Returns:
-        Shape (number of distinct rows, d); ``x`` itself if all are.
+        Shape (number of distinct rows, d).
 
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.000001]])).shape
     torch.Size([2, 2])
     """
-    kept, _ = Neighbors(x).distinct(tolerance)
-    return x if len(kept) == len(x) else x[kept]
+    return x[Neighbors(x).distinct(tolerance)[0]]
 
 
 class Projections(NamedTuple):
