@@ -286,7 +286,7 @@ class Claim(NamedTuple):
 SHAPES = {
     peak: "max(inside) ÷ larger end − 1",
     bell: "max(middle half) ÷ larger end − 1",
-    span: "the decoder's range − its own",
+    span: "decoder's range − encoder's",
     fall: "1 − lowest ÷ first",
     rise: "highest after the lowest ÷ lowest − 1",
     second_fall: "1 − last ÷ highest after the lowest",
@@ -310,7 +310,7 @@ CLAIMS = (
     ),
     Claim(
         RAZZHIGAEV,
-        "encoder: spans less than the decoder's",
+        "encoder: its anisotropy spans less",
         "anisotropy",
         span,
         "depth",

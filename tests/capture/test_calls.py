@@ -300,6 +300,26 @@ def test_weights_that_a_pass_replaces_or_limits_are_put_back_and_one_changed_in_
         model[1].bias.add_(1)
 
 
+class MergesInEval(nn.Linear):
+    is_merged = False
+
+    def forward(self, x):
+        if self.is_merged == self.training:
+            self.is_merged = not self.training
+            self.weight.data += 1 if self.is_merged else -1
+        return super().forward(x)
+
+
+def test_what_a_model_has_noted_of_a_change_of_its_weights_stays_so_that_it_undoes_it():
+    model = MergesInEval(3, 3)
+    torch.nn.init.zeros_(model.weight)
+    named = pytest.raises(ValueError, match="'weight' was changed")
+    with named, kept_state(model), kept_weights(model):
+        model.eval()(torch.ones(3))
+    model.train()(torch.ones(3))
+    assert not model.weight.any()
+
+
 class AsksForItsClass(type(gpt_neox())):
     """A model whose forward is written with the class of the instance."""
 

@@ -76,7 +76,8 @@ def test_masks_that_do_not_tell_padding_are_refused():
     blocks = torch.block_diag(*torch.ones(3, 2, 2)).bool().expand(6, 1, 6, 6)
     window = torch.ones(6, 6).tril()
     closed = torch.full((6, 6), -torch.inf).triu(1)
-    for mask in (blocks, window, window.triu(-2), closed, closed.bool()):
+    prefix = window.index_fill(1, torch.arange(3), 1)  # seen from all positions
+    for mask in (blocks, window, window.triu(-2), closed, closed.bool(), prefix):
         with pytest.raises(ValueError, match=r"attention_mask, .*does not tell padding"):
             rows_told(ids, mask)
     causal = torch.ones(1, 1, 6, 6).tril()

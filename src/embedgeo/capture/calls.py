@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from embedgeo.capture.torch_names import (
     are_equal,
     changes,
+    is_flattened,
     is_whole,
     local_part,
     named_shards,
@@ -247,6 +248,10 @@ def mode_restorer(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
+class ChangedWeightsError(ValueError):
+    """A forward pass has changed parameters in place."""
+
+
 @contextmanager
 def kept_state(model: nn.Module) -> Iterator[None]:
     """Puts back on exit what modules hold besides parameters, and what their hooks refer to: the
@@ -254,7 +259,8 @@ def kept_state(model: nn.Module) -> Iterator[None]:
 
     Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
     that are not made ready yet. Of DDP's the one attribute is put back that a pass changes, also of
-    a wrapper around the model that is called meanwhile.
+    a wrapper around the model that is called meanwhile. After `ChangedWeightsError` nothing is, for
+    by what it has noted a model may undo the change.
     """
     undo: dict[int, Callable[[], object]] = {}
 
@@ -276,6 +282,9 @@ def kept_state(model: nn.Module) -> Iterator[None]:
     wrappers.forward = kept
     try:
         yield
+    except ChangedWeightsError:
+        undo.clear()
+        raise
     finally:
         wrappers.forward = forward
         with torch.no_grad():
@@ -288,8 +297,8 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     """Puts back on exit the parameters that a forward pass replaces, as that of a model with a
     momentum copy does, and rows of embedding tables with ``max_norm``.
 
-    ValueError where a parameter, or this rank's part of it, was changed in place, which cannot be
-    put back.
+    `ChangedWeightsError` where a parameter, or this rank's part of it, was changed in place, which
+    cannot be put back.
     """
     limited = [
         module.weight
@@ -298,7 +307,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     ]
     copies = {id(weight): weight.detach().clone() for weight in limited}
     weights = [
-        (name, weight, weight.data, changes(weight))
+        (name, weight, weight.data, changes(weight), _first_numbers(weight))
         for name, weight in [*model.named_parameters(), *named_shards(model)]
         if weight.is_floating_point() and not (is_lazy(weight) or hasattr(weight, "ds_id"))
     ]
@@ -307,19 +316,30 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             changed = list[str]()
-            for name, weight, before, number in weights:
+            for name, weight, before, number, first in weights:
                 if is_whole(weight) and weight.data_ptr() != before.data_ptr():
                     weight.data = before
                 elif id(weight) in copies:
                     _put_values(weight, copies[id(weight)])
-                elif changes(weight) != number:
+                elif changes(weight) != number or not first.equal(_first_numbers(weight)):
                     changed.append(name)
     if changed:
-        raise ValueError(
+        raise ChangedWeightsError(
             f"a forward pass must not change parameters in place; {changed[0]!r} was changed, once "
             "in each pass of the monitor's own. Give probe_forward=, which calls the part that "
             "changes none, or measure training batches alone: no probe=, measure_last=False."
         )
+
+
+def _first_numbers(weight: Tensor) -> Tensor:
+    """A copy of the first bytes of a parameter, or of this rank's part of it, which change with its
+    ``data``; none where they cannot be read.
+    """
+    part = local_part(weight).detach()
+    is_read = type(part) is Tensor and part.is_contiguous() and not part.is_meta
+    if is_flattened(weight) or not is_read:
+        return torch.empty(0)
+    return part.flatten()[:16].clone().view(torch.uint8)
 
 
 def _undo(value: Any, pending: list[Any]) -> Callable[[], object] | None:

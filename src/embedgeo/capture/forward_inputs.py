@@ -287,7 +287,7 @@ def _padding_of_call(
         is_of_pairs = mask.ndim > 2 and shape[1] in (0, mask.shape[-1])
         is_of_tokens = mask.shape == shape and structure.library(module) != "torch"
         if name == "attention_mask" or is_of_tokens or is_of_pairs:
-            padding = _read_mask(name, mask, shape, is_cached=is_cached)
+            padding = _read_mask(name, mask, shape, is_cached=is_cached, is_known=_is_known(module))
             if padding.mask is not None or padding.untold:
                 return padding
     return padding
@@ -364,7 +364,9 @@ def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | No
     return is_of_rows and (has_name or _has_marks(mask))
 
 
-def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -> _Padding:
+def _read_mask(
+    name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool, is_known: bool
+) -> _Padding:
     """The positions that count by an argument, see `_padding_mask`, or what it does not tell. A
     mask that is added to scores is 0 where it counts, and far below elsewhere.
     """
@@ -377,7 +379,8 @@ def _read_mask(name: str, mask: Tensor, shape: torch.Size, *, is_cached: bool) -
     is_of_keys = mask.ndim < 3 or bool((mask == mask[..., :1, :]).all())
     if name == "mask" and is_of_keys and not (is_added and bool((mask < 0).any())):
         return _Padding()
-    kept = _padding_mask(mask == 0 if is_added else mask != 0, shape, is_cached=is_cached)
+    allowed = mask == 0 if is_added else mask != 0
+    kept = _padding_mask(allowed, shape, is_cached=is_cached, is_known=is_known)
     if kept is None:
         return _Padding(
             untold=f"{name}, of shape {tuple(mask.shape)}, does not tell padding from tokens"
@@ -399,13 +402,17 @@ def _num_cached(arguments: Mapping[str, Any]) -> int | None:
         return -1
 
 
-def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Tensor | None:
+def _padding_mask(
+    allowed: Tensor, shape: torch.Size, *, is_cached: bool, is_known: bool
+) -> Tensor | None:
     """The positions that count, (batch, positions), of pairs that may attend, (batch, …, queries,
     keys): keys that no query attends to are padding. The ``shape`` is (batch, positions).
 
-    A mask of two dimensions has them already. Of others the positions in a cache are kept before
+    A mask of two dimensions has them already, unless it may be of pairs: where it is triangular, or
+    not of a module whose arguments are known and with one value at all places of a position with
+    itself. Of others the positions in a cache are kept before
     them, if there is one. None where the mask does not tell them: where
-    queries that count differ in more than being causal, or it is triangular itself.
+    queries that count differ in more than being causal.
     """
     if allowed.ndim < 2:
         return None
@@ -413,7 +420,10 @@ def _padding_mask(allowed: Tensor, shape: torch.Size, *, is_cached: bool) -> Ten
         is_of_pairs = (
             len(allowed) == allowed.shape[1] > 1
             and bool((allowed.diagonal() == allowed[0, 0]).all())
-            and any(map(allowed.equal, (allowed.tril(), allowed.triu())))  # also of a window
+            and (
+                any(map(allowed.equal, (allowed.tril(), allowed.triu())))  # also of a window
+                or not (is_known or bool(allowed.all()))
+            )
         )
         return None if is_of_pairs else allowed
     num_queries, num_keys = allowed.shape[-2:]
