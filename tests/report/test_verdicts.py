@@ -53,7 +53,10 @@ def test_without_errors_nothing_is_said_to_be_alike(tmp_path):
     plain, other = (run_in(tmp_path / name, stderr=np.nan) for name in ("plain", "other"))
     assert set(compare(plain, other)["verdict"]) == {"no error known"}
     sentences, _ = verdicts(*read_runs([plain, other]), [])
-    assert sentences[-1] == "Measure both with jackknife= for standard errors."
+    assert sentences[-2:] == [
+        "Whether both were measured on the same text is not recorded.",
+        "Measure both with jackknife= for standard errors.",
+    ]
 
 
 def test_what_another_seed_changes_as_much_does_not_differ(tmp_path):

@@ -25,6 +25,7 @@ from embedgeo import Anisotropy, GeometryCallback, GeometryMonitor, StepMonitor,
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HistoryFile
+from embedgeo.training.clock import Clock
 from tests.records import layer_records
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import go_on
@@ -213,6 +214,19 @@ def test_another_probe_is_named(tmp_path):
     with pytest.warns(UserWarning, match="probe are others than those of earlier steps"):
         looped(tmp_path, range(9, 13), state=state, **other)
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8, 10, 12]}
+    (run,) = read_runs([tmp_path])
+    assert run.settings["probe"].count(", ") == 1  # neither one nor the other
+
+
+def test_time_between_batches_is_not_taken_for_that_of_batches(monkeypatch):
+    now = iter((0, 0, 3, 13, 24, 27, 30))  # 1 for a batch, 2 to measure it, 10 between
+    monkeypatch.setattr("embedgeo.training.clock.perf_counter", lambda: next(now))
+    clock = Clock(torch.device("cpu"))
+    for is_plain in (False, True, False):
+        clock.begin(is_plain=is_plain)
+        clock.end()
+    clock.num_measured = 2
+    assert str(clock).startswith("measured 2 steps in 4.0 s, 13.3 % of the run; the first took 2.0")
 
 
 def test_a_resumed_run_drops_nothing_that_was_measured(tmp_path, caplog):

@@ -148,6 +148,8 @@ def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFr
             text += "" if isnan(row["seeds"]) else f"; seeds range over {number(row['seeds'])}"
         text += "" if isnan(row["from_step"]) else f"; apart from step {row['from_step']:,.0f} on"
         sentences.append(f"{text}.")
+    if not _is_text_known(a, b):
+        sentences.append("Whether both were measured on the same text is not recorded.")
     if unlike := _unlike(a, b):
         sentences = [f"These runs cannot be compared: they differ in {listed(unlike)}."]
     elif not rows:
@@ -167,13 +169,16 @@ def _unlike(a: Run, b: Run) -> list[str]:
     return [name for name in b.differences_of(a) if name not in IGNORED]
 
 
+def _is_text_known(a: Run, b: Run) -> bool:
+    return not {"text_sha256", "probe"}.isdisjoint(a.settings.keys() & b.settings.keys())
+
+
 def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
     """Standard errors of differences of means over blocks from the groups of sequences of both: a
     column for each metric and mean, by step; NaN where the groups are others. There are none where
     the text is unknown.
     """
-    known = a.settings.keys() & b.settings.keys()
-    if a.deviations.empty or b.deviations.empty or known.isdisjoint({"text_sha256", "probe"}):
+    if a.deviations.empty or b.deviations.empty or not _is_text_known(a, b):
         return pd.DataFrame()
     ours, theirs = _placed_deviations(a, b), _placed_deviations(b, a)
     squares = (theirs - ours).astype(float).pow(2).groupby("step")

@@ -12,7 +12,9 @@ _REMEMBERED = 101  # plain batches, whose median tells what one takes
 class Clock:
     """The seconds that measured batches take beyond those of plain ones.
 
-    A plain batch is timed up to the start of the next one, for no device is waited for after it.
+    A plain batch is timed up to the start of the next one, for no device is waited for after it,
+    less what comes between two batches, such as loading data: see there after measured ones, which
+    end once the device has.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,9 +22,11 @@ class Clock:
         self._device = device
         self._start = perf_counter()
         self._plain = deque[float](maxlen=_REMEMBERED)
+        self._between = deque[float](maxlen=_REMEMBERED)  # measured batches and the next ones
         self._seconds = list[float]()  # of batches that are measured
         self._num_in_first = 1  # of these, in the first measurement
         self._began: float | None = None
+        self._ended: float | None = None  # of a measured one
         self._is_plain = False
 
     def begin(self, *, is_plain: bool) -> None:
@@ -32,12 +36,15 @@ class Clock:
         now = perf_counter()
         if self._is_plain and self._began is not None:
             self._plain.append(now - self._began)
-        self._began, self._is_plain = now, is_plain
+        if self._ended is not None:
+            self._between.append(now - self._ended)
+        self._began, self._ended, self._is_plain = now, None, is_plain
 
     def end(self) -> None:
         """What is measured of a batch has been."""
         if not self._is_plain and self._began is not None:
-            self._seconds.append(perf_counter() - self._began)
+            self._ended = perf_counter()
+            self._seconds.append(self._ended - self._began)
             self._began = None
 
     def count(self) -> None:
@@ -50,7 +57,7 @@ class Clock:
         """A sentence; empty where no plain batch tells what one takes."""
         if not (self._plain and self.num_measured):
             return ""
-        plain = median(self._plain)
+        plain = max(0.0, median(self._plain) - median(self._between or [0.0]))
         beyond = [max(0.0, seconds - plain) for seconds in self._seconds]
         share = sum(beyond) / (perf_counter() - self._start)
         first = sum(beyond[: self._num_in_first])

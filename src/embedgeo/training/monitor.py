@@ -881,7 +881,11 @@ class Monitor(ABC):
         if own != before:
             return
         self.origin["probe"] = own
-        if self._file is not None and self._file.origin.get("probe", own) != own:
+        earlier = self._file.origin.get("probe", own) if self._file is not None else own
+        if own in earlier:
+            self.origin["probe"] = earlier
+        elif self._file is not None:
+            self.origin["probe"] = f"{earlier}, {own}"
             self._warn(
                 "the batches of the probe are others than those of earlier steps in "
                 f"{self._file.path}: do not compare them."
