@@ -7,12 +7,11 @@ from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import PAD, gpt_neox, linear_block, token_batch
 from tests.observed import observed, rows_seen
 from tests.ranks import on_two_ranks
+from tests.training.runs import observed_on
 
 
 def test_compute_gives_floats_and_a_frame():
-    model, batch = gpt_neox().eval(), token_batch()
-    with observe(model) as geometry, torch.no_grad():
-        model(**batch)
+    geometry = observed_on(gpt_neox().eval(), [token_batch()])
     values = geometry.compute()
     assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     assert all(type(value) is float for value in values["embed"].values())

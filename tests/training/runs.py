@@ -119,6 +119,11 @@ def value(monitor, step, layer, metric):
     return found
 
 
+def row_counts(monitor):
+    """How many rows each measurement has of each layer."""
+    return [record["value"] for record in monitor.history if record["metric"] == "n"]
+
+
 def n_at(monitor):
     """How many rows a monitor has measured at each step."""
     return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}

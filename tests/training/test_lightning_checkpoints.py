@@ -170,15 +170,6 @@ def test_what_acts_on_a_value_that_is_missing_does_not_end_training(tmp_path, fi
     assert all(each.strict and each.check_finite for each in stops)
 
 
-def test_a_key_that_the_newest_measurement_lacks_has_no_value_of_an_older_one(tmp_path):
-    answer = {"once": torch.tensor(1)}
-    metrics = lambda dim: [*moments(dim), Answers(answer)]  # noqa: E731
-    options = {"metrics": metrics, "listeners": [lambda *_: answer.clear()], "on_error": "raise"}
-    _, run = fit(tmp_path, GeometryMonitor(1, probe=held_out(), **options), max_steps=1)
-    assert TAG in run.callback_metrics
-    assert "geometry.once/block.01" not in run.callback_metrics
-
-
 def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
     def callbacks():
         stop = EarlyStopping(TAG, patience=100, check_on_train_epoch_end=False)
