@@ -100,6 +100,10 @@ def moments(dim):
     return [EmbeddingMoments(dim)]
 
 
+OPTIONS = {"metrics": moments, "on_error": "raise"}
+"""Of most monitors in tests, which are cheap and hide no failure."""
+
+
 def token_moments(dim):
     return [TokenMoments(dim)]
 

@@ -21,6 +21,7 @@ from tests.files import events_of
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop, run_whole
 from tests.training.runs import (
+    OPTIONS,
     UserError,
     all_warnings,
     assert_same_values,
@@ -31,8 +32,6 @@ from tests.training.runs import (
     steps,
     value,
 )
-
-OPTIONS = {"metrics": moments, "on_error": "raise"}
 
 
 def run_on(monitor, numbers, model):
