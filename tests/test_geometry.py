@@ -4,15 +4,14 @@ from torch import nn
 
 import embedgeo
 from embedgeo import EmbeddingMoments, TokenMoments, observe
-from tests.models import PAD, gpt_neox, linear_block, token_batch
+from tests.models import PAD, eval_model, gpt_neox, linear_block, token_batch
 from tests.observed import observed, rows_seen
 from tests.ranks import on_two_ranks
+from tests.training.runs import observed_on
 
 
 def test_compute_gives_floats_and_a_frame():
-    model, batch = gpt_neox().eval(), token_batch()
-    with observe(model) as geometry, torch.no_grad():
-        model(**batch)
+    geometry = observed_on(gpt_neox().eval(), [token_batch()])
     values = geometry.compute()
     assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     assert all(type(value) is float for value in values["embed"].values())
@@ -167,8 +166,7 @@ def message_of_parts(rank):
 
 
 def values_with_an_idle_rank(rank):
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
+    model = eval_model("gpt_neox")
     geometry = embedgeo.Geometry(
         model, metrics=lambda dim: [TokenMoments(dim, count_range=(1, 99))]
     )
@@ -181,8 +179,7 @@ def values_with_an_idle_rank(rank):
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("rows", ["mean", "first", "last"])
 def test_sequences_can_be_the_rows(rows, padding):
-    torch.manual_seed(0)
-    model, batch = gpt_neox().eval(), token_batch(padding=padding)
+    model, batch = eval_model("gpt_neox"), token_batch(padding=padding)
     batch["attention_mask"][1] = 0  # a sequence without any token that counts is no row
     ignored = batch["input_ids"][0, 9].item()
     options = {"skip_first_positions": 1, "ignore_token_ids": [ignored]}

@@ -22,14 +22,18 @@ DOCUMENTS = [
 ]
 
 
+def read(*paths):
+    return [*Documents([*map(str, paths)])]
+
+
 def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
     lines = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXT) + "\n"
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(TEXT[0].encode()))
     for name in ("a.jsonl", "b.jsonl.gz"):
-        assert [*Documents([str(tmp_path / name)])] == TEXT
-    assert [*Documents([str(tmp_path / "c.txt.gz"), str(tmp_path / "a.jsonl")])] == [TEXT[0], *TEXT]
+        assert read(tmp_path / name) == TEXT
+    assert read(tmp_path / "c.txt.gz", tmp_path / "a.jsonl") == [TEXT[0], *TEXT]
     assert [*Documents()] == builtin_corpus()
 
 
@@ -48,9 +52,9 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=name):
-        [*Documents([str(tmp_path / name)])]
+        read(tmp_path / name)
     with pytest.raises(ValueError, match="missing"):
-        [*Documents([str(tmp_path / "missing.txt")])]
+        read(tmp_path / "missing.txt")
 
 
 def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
@@ -64,9 +68,9 @@ def test_json_lines_by_another_name_and_other_tables_are_refused(tmp_path):
         lines = lists.get(name, b'{"text": "One."}\n')
         (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
         with pytest.raises(ValueError, match=rf"by the name \.jsonl .*{name} is not\. Rename"):
-            [*Documents([str(tmp_path / name)])]
+            read(tmp_path / name)
     (tmp_path / "a.txt").write_text('"One", [1] says.')
-    assert [*Documents([str(tmp_path / "a.txt")])] == ['"One", [1] says.']
+    assert read(tmp_path / "a.txt") == ['"One", [1] says.']
 
 
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path):
@@ -75,7 +79,7 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_are_those_of_python(tmp_path
         line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
         data = (text if name == "a.txt" else line).replace("\n", "\r\n").encode("utf-8-sig")
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
-        assert [*Documents([str(tmp_path / name)])] == [text]
+        assert read(tmp_path / name) == [text]
 
 
 def test_a_long_file_is_read_as_far_as_it_is_needed(tmp_path):
@@ -98,7 +102,7 @@ def test_what_is_no_file_is_refused(tmp_path):
             ValueError,
             match=f"{path} is not readable: it is no file. Of a folder, a device or a",
         ):
-            [*Documents([str(path)])]
+            read(path)
 
 
 @pytest.mark.parametrize(("kind", "space"), [("gpt", " "), ("bert", "")])

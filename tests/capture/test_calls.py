@@ -20,6 +20,7 @@ from embedgeo import StepMonitor, default_metrics, observe
 from embedgeo.capture.calls import kept_state, kept_weights
 from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import kept_rows, observed, rows_seen
+from tests.training.runs import row_counts
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "bert", "t5"])
@@ -220,8 +221,7 @@ def test_a_pass_after_a_change_of_the_weights_in_a_step_does_not_count_and_is_to
                     for _ in range(passes):
                         model(ids).sum().backward()
                     optimizer.step()
-    counts = [each["value"] for each in monitor.history if each["metric"] == "n"]
-    assert counts == [24.0] * 2
+    assert row_counts(monitor) == [24.0] * 2
     assert caplog.text.count("as the second one of SAM, are not measured") == 1
 
 
@@ -237,7 +237,7 @@ def test_a_pass_after_a_change_by_data_does_not_count(change):
                 model(ids).sum().backward()
                 table.data.add_(torch.tensor(change))
                 model(ids).sum().backward()
-    assert [each["value"] for each in monitor.history if each["metric"] == "n"] == [6.0]
+    assert row_counts(monitor) == [6.0]
 
 
 class Waits(nn.Module):
@@ -265,7 +265,7 @@ def test_passes_of_two_threads_are_no_loop(no_grad):
         Waits.other.set()
         first.join()
     if no_grad:
-        assert [each["value"] for each in monitor.history if each["metric"] == "n"] == [9.0, 9.0]
+        assert row_counts(monitor) == [9.0, 9.0]
 
 
 class Gives(nn.Module):

@@ -22,6 +22,7 @@ from tests.models import (
     vit,
 )
 from tests.observed import hidden_states, layer_names, observed, rows_seen
+from tests.training.runs import in_one_process
 
 BLOCKS = ["embed", "block.00", "block.01", "block.02"]
 _MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
@@ -116,15 +117,13 @@ def assert_numbered_hidden_states(family, build):
 
 def test_a_model_without_token_ids_gives_what_needs_none():
     model, images = vit().eval(), {"pixel_values": torch.randn(2, 3, 16, 16)}
-    with observe(model) as geometry, torch.no_grad():
-        model(**images)
+    values = in_one_process(model, [images])
     with torch.no_grad():
         states = model(**images, output_hidden_states=True).hidden_states
     for name in ("pixel_values", "flattened_patches"):
         numbered = observed(taking(model, name), images, "hidden_states")
         for i, state in enumerate(states):
             assert torch.equal(rows_seen(numbered, f"hidden.{i:02d}")[0], state.flatten(0, 1))
-    values = geometry.compute()
     assert list(values) == layer_names(model)
     assert list(values)[:4] == BLOCKS
     assert values["embed"]["n"] == 2 * 17

@@ -160,7 +160,7 @@ def test_no_weight_of_a_class_of_ones_own_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(MODEL_FOR_CAUSAL_LM_MAPPING._extra_content, GPT2Config, Lenient)
     weights = model(1, "gpt2").state_dict()
     files = {**GPT2, "model.safetensors": None, "pytorch_model.bin": bin_file(weights)}
-    write_files(tmp_path, {name: data for name, data in files.items() if data})
+    write_files(tmp_path, files)
     assert type(load(tmp_path)) is Lenient
     del weights["transformer.h.1.mlp.c_fc.bias"]
     write_files(tmp_path, {"pytorch_model.bin": bin_file(weights)})
@@ -186,7 +186,7 @@ def test_of_code_beside_a_known_model_type_it_must_be_said_whether_it_is_run(
     body = whole.transformer if trusted_class == "MineModel" else whole
     weights = {"model.safetensors": None, "pytorch_model.bin": bin_file(body.state_dict())}
     files |= {**weights, "mine.py": CODE}
-    write_files(tmp_path / "mine", {name: data for name, data in files.items() if data})
+    write_files(tmp_path / "mine", files)
     with pytest.raises(ValueError, match=f"^config.json: {UNDECIDED}"):
         load(tmp_path / "mine")
     assert main(["doctor", str(tmp_path / "mine")]) == 2

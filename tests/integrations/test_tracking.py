@@ -16,10 +16,9 @@ from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import run_whole
-from tests.training.runs import fit, moments, steps, value
+from tests.training.runs import OPTIONS, fit, steps, value
 
 TAG = "geometry.V/mean"
-OPTIONS = {"metrics": moments, "on_error": "raise"}
 
 
 def by_lightning(folder, logger):

@@ -13,7 +13,7 @@ from tests.files import events_of
 from tests.integrations.wandb_runs import axes, finished, media, rows
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import RESUMED, fit, loader, moments, steps, value
+from tests.training.runs import OPTIONS, RESUMED, fit, loader, moments, steps, value
 
 pytestmark = RESUMED
 
@@ -58,7 +58,7 @@ def pictures(run, run_rows, axis):
 
 
 def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp_path):
-    monitor = GeometryMonitor(every_n_steps=1, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(every_n_steps=1, **OPTIONS)
     board = TensorBoardLogger(tmp_path, name="tb", version="")
     loggers = [board, WandbLogger(save_dir=tmp_path, project="test")]
     fit(tmp_path, monitor, max_steps=3, logger=loggers)
@@ -80,7 +80,7 @@ def history_steps(folder):
 @pytest.mark.parametrize("logs", [("loss", "rate"), ("loss",)])
 def test_a_loop_loses_neither_its_own_values_nor_those_measured(logs):
     run, model = wandb.init(), gpt_neox()
-    monitor = StepMonitor(model, 2, log=run, metrics=moments, on_error="raise")
+    monitor = StepMonitor(model, 2, log=run, **OPTIONS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(7):
         batch = token_batch(4, seed=step)
@@ -105,7 +105,7 @@ def test_a_loop_loses_neither_its_own_values_nor_those_measured(logs):
 
 def test_a_loop_that_logs_at_the_number_of_the_epoch_loses_none_of_its_values(recwarn):
     run, model = wandb.init(), gpt_neox()
-    monitor = StepMonitor(model, 1, log=run, metrics=moments, pictures=False, on_error="raise")
+    monitor = StepMonitor(model, 1, log=run, pictures=False, **OPTIONS)
     for step in range(6):
         with monitor.step(step, batch := token_batch(4, seed=step)):
             model(**batch, labels=batch["input_ids"]).loss.backward()
@@ -120,7 +120,7 @@ def test_a_loop_that_logs_at_the_number_of_the_epoch_loses_none_of_its_values(re
 
 def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    callback = GeometryCallback(every_n_steps=2, metrics=moments, on_error="raise")
+    callback = GeometryCallback(every_n_steps=2, **OPTIONS)
     hf_trainer(tmp_path / "out", callback, max_steps=3, report_to=["wandb", "tensorboard"]).train()
     run, axis = finished(), "train/global_step"
     found = list(rows(run))

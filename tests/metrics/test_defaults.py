@@ -207,10 +207,7 @@ def test_what_a_description_says_is_what_a_monitor_does():
 
 def test_a_probe_has_the_same_numbers_at_the_first_step_as_later():
     options = {"probe": [token_batch()], "measure_last": False, "on_error": "raise"}
-    with StepMonitor(gpt_neox(), 1, max_bytes=200_000, **options) as monitor:
-        for step in range(2):
-            with monitor.step(step):
-                pass
+    run_whole(monitor := StepMonitor(gpt_neox(), 1, max_bytes=200_000, **options), 2)
     first, second = ({r["metric"] for r in monitor.history if r["step"] == s} for s in range(2))
     assert first == second
     assert "V_W" not in first  # for which there are no tables

@@ -7,7 +7,7 @@ import torch
 
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
 from tests.data import gaussian
-from tests.models import gpt_neox, token_batch
+from tests.models import eval_model, gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.runs import observed_on
 
@@ -46,8 +46,7 @@ def batches(name):
 
 def measured(name, rank=0, num_ranks=1, **options):
     """The value and the standard error of each metric and layer."""
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
+    model = eval_model("gpt_neox")
     options = {"metrics": every_metric, "jackknife": 8, **OPTIONS.get(name, {}), **options}
     given = list(batches(name))[rank::num_ranks]
     geometry = observed_on(model, given, layers="block.01", **options)
@@ -85,8 +84,7 @@ def test_values_are_bit_for_bit_those_without_standard_errors(name):
 
 
 def test_there_are_no_more_groups_than_sequences():
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
+    model = eval_model("gpt_neox")
     options = {"layers": "block.01", "metrics": every_metric}
     geometry = observed_on(model, [token_batch(4)], **options, jackknife=1000)
     with pytest.warns(

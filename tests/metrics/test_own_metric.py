@@ -3,17 +3,16 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from embedgeo import EmbeddingMoments, GeometryMonitor, observe
+from embedgeo import EmbeddingMoments, GeometryMonitor
 from embedgeo.glossary import foreign_terms, learn, term
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
 from tests.files import events_of
 from tests.metrics.own_metric import PositiveShare
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import fit
+from tests.training.runs import fit, observed_on
 
 KEYS = ("positive_share", "positive_share_spread")
 
@@ -74,9 +73,7 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(run, unpainted):
 
 
 def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
-    model = gpt_neox()
-    with observe(model, metrics=metrics) as geometry, torch.no_grad():
-        model(**token_batch(4))
+    geometry = observed_on(gpt_neox(), [token_batch(4)], metrics=metrics)
     geometry.save(tmp_path, model="tiny", step=0)
     tables = SweepFolder(tmp_path).read_tables("tiny--step0")
     pd.testing.assert_frame_equal(tables["signs"], geometry.layer_tables()["signs"])

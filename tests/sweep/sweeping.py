@@ -1,4 +1,4 @@
-"""A sweep with its settings as keywords."""
+"""A sweep with its settings as keywords: run here, or as arguments of the command."""
 
 from pathlib import Path
 
@@ -11,3 +11,8 @@ def sweep(model, **options):
     return swept(
         SweepSettings(**{k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     )
+
+
+def command(model, options):
+    named = (f"--{name.replace('_', '-')}={value}" for name, value in options.items())
+    return ["sweep", "--model", model, *named]

@@ -21,7 +21,7 @@ from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from tests.files import Payload
 from tests.sweep.reader import Reader
-from tests.sweep.sweeping import sweep
+from tests.sweep.sweeping import command, sweep
 from tests.sweep.tiny import (
     REPOSITORY,
     bin_file,
@@ -173,8 +173,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(Reader, "measure", stopped)
         patched.setattr(os, "_exit", end)
-        given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
+        patched.setattr(sys, "argv", ["embedgeo", *command(REPOSITORY, options)])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 130

@@ -11,7 +11,7 @@ from embedgeo import observe
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from tests.metrics.own_metric import PositiveShare
-from tests.sweep.sweeping import sweep
+from tests.sweep.sweeping import command, sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, write_files
 
 OWN = """
@@ -69,8 +69,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     monkeypatch.setattr(sys, "path", [*sys.path])
     request.addfinalizer(lambda: sys.modules.pop("mine", None))
     asked = {**options, "metrics": "mine.moments", "spectrum": "true"}
-    command = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    assert main(["sweep", "--model", "./run", *command]) == 0
+    assert main(command("./run", asked)) == 0
 
     def make(dim):
         return [

@@ -1,11 +1,9 @@
 """The presets: parsed by the command line and planned against a Hub that has each suite's names."""
 
-import io
 import json
 import os
 import re
 import subprocess
-from contextlib import redirect_stdout
 
 import pytest
 
@@ -95,27 +93,19 @@ def test_a_preset_that_is_not_there_or_not_first_is_refused_in_a_line(arguments,
     assert error.count("\n") == 1
 
 
-def planned(name, *given):
-    """Steps and names of the checkpoints that a preset takes."""
-    said = io.StringIO()
-    with redirect_stdout(said):
-        assert main(["sweep", "--preset", name, *given, "--dry-run"]) == 0
-    *rows, total = said.getvalue().splitlines()
-    assert total.startswith(f"{len(rows)} checkpoint")
-    return [row.split()[:2] for row in rows], said.getvalue()
-
-
-def test_presets_are_planned(hub, tmp_path, monkeypatch):
+def test_presets_are_planned(hub, tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     for name, (repository, revisions, kind, at_least) in PRESETS.items():
         hub.add(repository, "main", checkpoint_files(0))
         for revision in revisions:
             files = checkpoint_files(0 if revision in ("step0", "step1") else 1)
             hub.add(repository, revision, files, kind=kind)
-        rows, said = planned(name)
-        assert {revision for _, revision in rows} <= set(revisions)
+        assert main(["sweep", "--preset", name, "--dry-run"]) == 0
+        *rows, total = (said := printed()).splitlines()
+        assert total.startswith(f"{len(rows)} checkpoint")
+        assert {row.split()[1] for row in rows} <= set(revisions)
         assert len(rows) >= at_least
-        steps = [int(step) for step, _ in rows]
+        steps = [int(row.split()[0]) for row in rows]
         assert steps == sorted(steps)
         if name == "pythia":
             assert steps[:11] == LOG[:11]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.files import ROOT, events_of
 from tests.sweep.forked import ANSWER
+from tests.sweep.sweeping import command
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "2"))  # `make soak` asks for more
@@ -52,15 +53,6 @@ def forked(hub, tmp_path):
     with process:
         yield run
         process.stdin.close()
-
-
-def command(model, options):
-    return [
-        "sweep",
-        "--model",
-        model,
-        *(f"--{k.replace('_', '-')}={v}" for k, v in options.items()),
-    ]
 
 
 def results(out):

@@ -123,11 +123,11 @@ def test_what_is_not_known_to_predict_the_next_token_is_said_to_be_taken_so(
     assert said in printed()
 
 
-def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_path, printed):
+def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(
+    tmp_path, options, printed
+):
     files = checkpoint_files(1, "bert")
     write_files(tmp_path / "run/step1", files)
-    (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
     file = tmp_path / "tokenizer.json"
     file.write_bytes(files["tokenizer.json"])
     # the second is as the command line has it, and finds the same settings
@@ -147,11 +147,9 @@ def test_special_stands_for_what_the_tokenizer_names_or_flags_as_special(tmp_pat
         sweep(tmp_path / "run", **said, ignore_token_ids="special")
 
 
-def test_another_special_token_leaves_out_other_rows_and_is_refused(tmp_path):
+def test_another_special_token_leaves_out_other_rows_and_is_refused(tmp_path, options):
     write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
-    (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    options = {"text": tmp_path / "text.txt", "seq_len": 16, "num_tokens": 64}
-    options |= {"out": tmp_path / "out", "ignore_token_ids": "special"}
+    options["ignore_token_ids"] = "special"
     assert sweep(tmp_path / "run", **options) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/step1")
     (common,) = tokenizer.tokenize(TEXT[0])[:1]  # has an id already

@@ -16,6 +16,12 @@ MAKE = ("--model-class", "tests.models:NanoGPT")
 
 
 @pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
 def ids(tmp_path):
     drawn = np.random.default_rng(0).integers(VOCABULARY, size=400).astype(np.uint16)
     np.save(tmp_path / "ids.npy", drawn)
@@ -59,9 +65,7 @@ class Wrapped(nn.Module):
         self.loss = nn.Linear(2, 2)
 
 
-def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, ids):
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, folder, ids):
     states = [model(step).state_dict() for step in range(4)]
     optimizer = torch.optim.AdamW(model(0).parameters()).state_dict()
     torch.save(states[0], folder / "step0.pt")
@@ -90,30 +94,27 @@ def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, 
 @pytest.mark.filterwarnings("ignore:.* other steps than in their names")
 @pytest.mark.parametrize(("name", "is_copy"), [("ckpt.pt", False), ("last_step.pt", True)])
 def test_a_file_that_is_saved_over_meanwhile_is_left_to_the_next_sweep(
-    tmp_path, ids, capsys, monkeypatch, name, is_copy
+    tmp_path, folder, ids, capsys, monkeypatch, name, is_copy
 ):
-    first, latest = tmp_path / "run" / "step1.pt", tmp_path / "run" / name
-    first.parent.mkdir()
+    first, latest = folder / "step1.pt", folder / name
     torch.save({"model": model(2).state_dict(), "step": 2}, latest)
     torch.save({"model": model(1).state_dict()}, first)
     if is_copy:
         first.write_bytes(latest.read_bytes())
     monkeypatch.setattr(GoesOn, "latest", latest, raising=False)
     goes_on = ("--model-class", f"{__name__}:GoesOn")
-    said = sweep(capsys, first.parent, *goes_on, status=3)
+    said = sweep(capsys, folder, *goes_on, status=3)
     assert f"{name} was of step 2, and has been saved over with step 3. Sweep again." in said
-    folder = SweepFolder(tmp_path / "out")
-    assert folder.done() == {"step1.pt"}
+    swept = SweepFolder(tmp_path / "out")
+    assert swept.done() == {"step1.pt"}
     for _ in range(2):
-        sweep(capsys, first.parent, *goes_on)
-        assert set(embedgeo.load_results(folder.path)["step"]) == {1, 3}
+        sweep(capsys, folder, *goes_on)
+        assert set(embedgeo.load_results(swept.path)["step"]) == {1, 3}
         # as an earlier version has dated it
-        folder.write(name, folder.read(name).assign(step=2))
+        swept.write(name, swept.read(name).assign(step=2))
 
 
-def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_one_file_without_a_step_is_one_checkpoint(tmp_path, folder, ids, capsys):
     torch.save({"model": model(0).state_dict(), "monitor": {"steps": 3}}, folder / "checkpoint.pt")
     rows = ids[:96].reshape(6, 16)
     np.save(tmp_path / "ids.npy", ids[:96])
@@ -137,11 +138,9 @@ def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
         ((*MAKE, "--ignore-token-ids", "special"), "and ignore_token_ids special"),
     ],
 )
-def test_what_does_not_fit_together_is_said(tmp_path, ids, capsys, options, said):
-    run = tmp_path / "run"
-    run.mkdir()
-    torch.save(model(0).state_dict(), run / "step1.pt")
-    assert said in sweep(capsys, run, *options, status=2)
+def test_what_does_not_fit_together_is_said(folder, ids, capsys, options, said):
+    torch.save(model(0).state_dict(), folder / "step1.pt")
+    assert said in sweep(capsys, folder, *options, status=2)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path):
@@ -169,9 +168,7 @@ def test_a_class_that_takes_less_than_its_weights_is_refused(tmp_path):
         load_file(tmp_path / "step1.pt", Lenient)
 
 
-def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_what_is_no_file_of_tokens_is_said(tmp_path, folder, capsys):
     torch.save(model(0).state_dict(), folder / "step1.pt")
     for wrong in (np.zeros((2, 20), int), np.ones(40), np.full(40, -1), np.zeros(0, int)):
         np.save(tmp_path / "ids.npy", wrong)

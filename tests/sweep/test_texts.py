@@ -1,6 +1,5 @@
 """Sweeps over texts of any length, against the model run on one text at a time."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +20,7 @@ from transformers import (
 
 import embedgeo
 from embedgeo.checkpoints.loading import is_encoder
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -107,7 +107,7 @@ def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(
             float(sum(losses)) / sum(len(ids) - 1 for ids in rows), rel=1e-6
         )
 
-    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    text = SweepFolder(tmp_path / "out").manifest()["text"]
     assert (text["num_sequences"], text["num_tokens"]) == (len(rows), sum(map(len, rows)))
 
 
@@ -117,7 +117,7 @@ def test_every_model_has_the_tokenizer_of_its_own(small, tmp_path):
     write_files(tmp_path / "gpt/step1", checkpoint_of("gpt2"))
     names = [str(tmp_path / "bert"), str(tmp_path / "gpt")]
     assert sweep(names, **small, out=tmp_path / "out") == 0
-    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    text = SweepFolder(tmp_path / "out").manifest()["text"]
     rows = {
         kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")
     }
@@ -164,7 +164,7 @@ def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one
     assert sweep(run, **options, out=tmp_path / "default") == 0
     said = printed()
     assert f"{run} has 64 positions: seq_len is 64 in place of 512" in said
-    manifest = json.loads((tmp_path / "default/manifest.json").read_text())
+    manifest = SweepFolder(tmp_path / "default").manifest()
     assert (manifest["asked"]["seq_len"], manifest["text"]["seq_len"]) == (512, 64)
     with pytest.raises(
         ValueError, match=r"the model's 64 positions; got 512\. Give --seq-len 64\."
@@ -253,7 +253,7 @@ def test_an_encoder_without_a_head_has_its_special_tokens_and_no_loss(small, tmp
     with pytest.warns(UserWarning, match="no loss is recorded of .*: it gives no logits of each"):
         assert sweep(tmp_path / "encoder", **small, out=tmp_path / "out") == 0
     records = pd.read_parquet(tmp_path / "out/checkpoints/encoder.parquet")
-    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    text = SweepFolder(tmp_path / "out").manifest()["text"]
     assert set(records[records["metric"] == "n"]["value"]) == {text["num_tokens"]}
     assert {"V_W", "M"} <= set(records[records["layer"] == "final_norm"]["metric"])
     assert "loss" not in set(records["metric"])

@@ -134,9 +134,11 @@ def bin_file(value):
 
 
 def write_files(folder, files):
+    """Write the files, but for those of which there are no bytes but None."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        (folder / name).write_bytes(data)
+        if data is not None:
+            (folder / name).write_bytes(data)
     return folder
 
 

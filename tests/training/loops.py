@@ -27,14 +27,18 @@ def loop(num_steps, accumulate=1, optimizer_inside=False, **options):
     return model, monitor
 
 
-def go_on(monitor, numbers, call, batch=None):
+def nothing():
+    pass
+
+
+def go_on(monitor, numbers, call=nothing, batch=None):
     """Steps of a loop that trains nothing; ``call`` runs the model."""
     for step in numbers:
         with monitor.step(step, batch):
             call()
 
 
-def run_whole(monitor, number, call, batch=None):
+def run_whole(monitor, number, call=nothing, batch=None):
     """So many steps, and the end."""
     with monitor:
         go_on(monitor, range(number), call, batch)

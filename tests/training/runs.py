@@ -100,6 +100,10 @@ def moments(dim):
     return [EmbeddingMoments(dim)]
 
 
+OPTIONS = {"metrics": moments, "on_error": "raise"}
+"""Of most monitors in tests, which are cheap and hide no failure."""
+
+
 def token_moments(dim):
     return [TokenMoments(dim)]
 
@@ -117,6 +121,11 @@ def value(monitor, step, layer, metric):
         if r["step"] == step and r["layer"] == layer and r["metric"] == metric
     )
     return found
+
+
+def row_counts(monitor):
+    """How many rows each measurement has of each layer."""
+    return [record["value"] for record in monitor.history if record["metric"] == "n"]
 
 
 def n_at(monitor):

@@ -24,7 +24,7 @@ from embedgeo.functional.distributed import own_group
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches, split
-from tests.training.runs import all_warnings, by_step, of_monitors, token_moments
+from tests.training.runs import all_warnings, by_step, of_monitors, row_counts, token_moments
 
 STEPS = 5
 IN_PARTS = "sequence parallel, hidden states in parts"
@@ -289,7 +289,7 @@ def left_out():
                         next(model.parameters()).add_(0.1)
                 else:
                     optimizer.step()
-        counts.append([each["value"] for each in monitor.history if each["metric"] == "n"])
+        counts.append(row_counts(monitor))
     return counts
 
 

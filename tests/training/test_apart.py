@@ -17,7 +17,7 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.functional.distributed import Meetings
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import UserError, all_warnings, of_monitors
+from tests.training.runs import UserError, all_warnings, of_monitors, steps
 from tests.training.sharding import Headed, sharded_by_wrappers, sharded_in_place
 
 pytestmark = pytest.mark.slow
@@ -170,7 +170,7 @@ def trained_apart(rank, how):
             num_steps += 1
         if monitor:
             monitor.close()
-    measured = sorted({record["step"] for record in monitor.history}) if monitor else None
+    measured = steps(monitor) if monitor else None
     return num_steps, measured, of_monitors(caught)
 
 

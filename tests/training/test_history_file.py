@@ -30,6 +30,7 @@ from tests.records import layer_records
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import go_on
 from tests.training.runs import (
+    OPTIONS,
     RESUMED,
     fit,
     loader,
@@ -39,7 +40,6 @@ from tests.training.runs import (
     steps,
 )
 
-OPTIONS = {"metrics": moments, "on_error": "raise"}
 pytestmark = RESUMED
 
 

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from embedgeo import GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import (
+    OPTIONS,
     Manual,
     TinyLM,
     WithoutDropout,
@@ -36,7 +37,7 @@ class KeepsBatches(WithoutDropout):
 
 
 def test_the_batches_that_they_are_measured_on_are_let_go(tmp_path):
-    monitor = GeometryMonitor(4, window=2, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(4, window=2, **OPTIONS)
     options = {"max_steps": 6, "accumulate_grad_batches": 2}
     module, _ = fit(tmp_path, monitor, module=KeepsBatches(), **options)
     assert steps(monitor) == [0, 4, 6]
@@ -67,7 +68,7 @@ def test_of_steps_that_lightning_does_not_count_no_batch_is_kept(tmp_path):
 )
 def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
     model = gpt_neox()
-    with StepMonitor(model, 100, metrics=moments, on_error="raise") as monitor:
+    with StepMonitor(model, 100, **OPTIONS) as monitor:
         for step, rows in enumerate(sizes):
             with monitor.step(step, batch := token_batch(rows)["input_ids"]):
                 model(batch)
@@ -90,7 +91,7 @@ class Frozen(TinyLM):
 
 
 def test_modes_are_those_that_training_left(tmp_path):
-    monitor = GeometryMonitor(100, layers="block.*", metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(100, layers="block.*", **OPTIONS)
     modes = [
         [m.training for m in fit(tmp_path, *callbacks, module=Frozen(), max_steps=3)[0].modules()]
         for callbacks in ((), (monitor,))
@@ -118,7 +119,7 @@ def test_what_cannot_be_run_on_a_batch_is_told_once(tmp_path):
     assert len(of_monitors(caught)) == 1
     assert steps(monitor) == [0, 2, 4]
     forward = lambda module, batch: module.model(batch[0])  # noqa: E731
-    by_hand = GeometryMonitor(2, metrics=moments, probe_forward=forward, on_error="raise")
+    by_hand = GeometryMonitor(2, probe_forward=forward, **OPTIONS)
     fit(tmp_path, by_hand, module=OnPairs(), data=data, max_steps=5)
     assert steps(by_hand) == [0, 2, 4, 5]
 
@@ -151,7 +152,7 @@ def test_weights_that_a_callback_moves_after_each_step_are_the_last_ones(tmp_pat
 
 def test_a_mode_that_the_step_sets_is_that_of_the_last_weights():
     model = gpt_neox(hidden_dropout=0.5).eval()
-    with StepMonitor(model, 1, metrics=moments, on_error="raise") as monitor:
+    with StepMonitor(model, 1, **OPTIONS) as monitor:
         for step in range(2):
             with monitor.step(step, batch := token_batch()):
                 model.train()

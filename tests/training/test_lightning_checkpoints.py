@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from embedgeo import GeometryMonitor
 from tests.docs.blocks import blocks
 from tests.training.runs import (
+    OPTIONS,
     RESUMED,
     Answers,
     Manual,
@@ -55,7 +56,7 @@ def measured(path):
 def test_each_checkpoint_is_scored_by_the_weights_it_holds(tmp_path, make, options):
     when = {} if "val" in options else {"every_n_train_steps": 2}
     best = ModelCheckpoint(tmp_path, monitor=TAG, save_top_k=-1, filename="{step}", **when)
-    monitor = GeometryMonitor(2, probe=held_out(), metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(2, probe=held_out(), **OPTIONS)
     fit(tmp_path, monitor, best, module=make(), data=loader(), enable_checkpointing=True, **options)
     assert len(best.best_k_models) >= 2
     for path, score in best.best_k_models.items():
@@ -75,7 +76,7 @@ def test_a_checkpoint_that_is_named_after_a_value_is_a_file_as_the_documentation
     found = {}
     exec(shown.replace("every_n_train_steps=100", "every_n_train_steps=2"), found)
     plain = ModelCheckpoint("plain", filename="{step}-{geometry.V/mean:.3f}", every_n_train_steps=2)
-    monitor = GeometryMonitor(2, probe=held_out(), metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(2, probe=held_out(), **OPTIONS)
     fit(
         tmp_path,
         monitor,
@@ -117,7 +118,7 @@ def test_a_probe_measured_when_a_checkpoint_was_saved_is_neither_repeated_nor_lo
 
 def test_early_stopping_waits_for_the_first_measurement(tmp_path):
     stop = EarlyStopping("geometry.n/mean", patience=2, mode="max", check_on_train_epoch_end=False)
-    monitor = GeometryMonitor(20, window=4, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(20, window=4, **OPTIONS)
     options = {"max_steps": 50, "val": loader(4), "val_check_interval": 1}
     _, run = fit(tmp_path, stop, monitor, module=ValidatedLM(), **options)
     assert stop.strict
@@ -170,20 +171,11 @@ def test_what_acts_on_a_value_that_is_missing_does_not_end_training(tmp_path, fi
     assert all(each.strict and each.check_finite for each in stops)
 
 
-def test_a_key_that_the_newest_measurement_lacks_has_no_value_of_an_older_one(tmp_path):
-    answer = {"once": torch.tensor(1)}
-    metrics = lambda dim: [*moments(dim), Answers(answer)]  # noqa: E731
-    options = {"metrics": metrics, "listeners": [lambda *_: answer.clear()], "on_error": "raise"}
-    _, run = fit(tmp_path, GeometryMonitor(1, probe=held_out(), **options), max_steps=1)
-    assert TAG in run.callback_metrics
-    assert "geometry.once/block.01" not in run.callback_metrics
-
-
 def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
     def callbacks():
         stop = EarlyStopping(TAG, patience=100, check_on_train_epoch_end=False)
         saved = ModelCheckpoint(tmp_path, every_n_train_steps=2)
-        return GeometryMonitor(4, probe=held_out(), metrics=moments, on_error="raise"), stop, saved
+        return GeometryMonitor(4, probe=held_out(), **OPTIONS), stop, saved
 
     options = {
         "val": loader(4),

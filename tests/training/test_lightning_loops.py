@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from embedgeo import GeometryMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.runs import (
+    OPTIONS,
     Manual,
     TinyLM,
     ValidatedLM,
@@ -71,14 +72,14 @@ class WithLBFGS(TinyLM):
 )
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
 def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options, expected):
-    monitor = GeometryMonitor(3, metrics=moments, measure_last=False, on_error="raise")
+    monitor = GeometryMonitor(3, measure_last=False, **OPTIONS)
     made, _ = fit(tmp_path, monitor, module=module(), **options)
     assert n_at(monitor) == {step: batches * BATCH for step, batches in expected.items()}
     assert hooks(made) == 0
 
 
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
-    monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
+    monitor = GeometryMonitor(3, window=3, measure_last=False, **OPTIONS)
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)
     assert n_at(monitor) == dict.fromkeys((0, 4, 8, 12), 2 * BATCH)
 
@@ -91,7 +92,7 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
         def on_train_epoch_end(self):
             assert hooks(self) == 0
 
-    monitor = GeometryMonitor(1, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(1, **OPTIONS)
     options = {
         "max_epochs": 2,
         "val": loader(8),

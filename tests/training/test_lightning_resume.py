@@ -4,10 +4,10 @@ monitor before.
 
 from embedgeo import GeometryMonitor
 from tests.training.runs import (
+    OPTIONS,
     RESUMED,
     Manual,
     interrupted,
-    moments,
     n_at,
     steps,
 )
@@ -16,7 +16,7 @@ pytestmark = RESUMED
 
 
 def monitor_of(window=1, **options):
-    defaults = {"every_n_steps": 3, "metrics": moments, "on_error": "raise", "measure_last": False}
+    defaults = {"every_n_steps": 3, "measure_last": False, **OPTIONS}
     return GeometryMonitor(**{**defaults, "window": window, **options})
 
 

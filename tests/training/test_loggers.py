@@ -18,7 +18,8 @@ from embedgeo.results.records import Records
 from embedgeo.training.loggers import Illustrations, adapter_of
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
-from tests.training.runs import fit, moments
+from tests.training.loops import go_on
+from tests.training.runs import fit, moments, steps
 
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
 
@@ -83,8 +84,8 @@ def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path,
     ) as found:
         fit(tmp_path, monitor, max_steps=3, logger=[CSVLogger(tmp_path), broken, taker])
     assert len([each for each in found if "no more charts" in str(each.message)]) == 1
-    assert all({0, 3} <= {*steps} for steps in taker.experiment.images().values())
-    assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
+    assert all({0, 3} <= {*drawn_at} for drawn_at in taker.experiment.images().values())
+    assert steps(monitor) == [0, 1, 2, 3]
     broken_alone, history = Illustrations("geometry", on_error="raise"), Records(layer_records(0))
     with pytest.raises(TypeError):
         broken_alone.write([broken.experiment], history)
@@ -139,15 +140,13 @@ def test_pictures_of_a_run_that_goes_on_begin_where_it_began(tmp_path, monkeypat
 
     monkeypatch.setattr(live, "draw_pictures", draw)
     model, states = gpt_neox(), [None]
-    for steps in (range(3), range(3, 6)):
+    for numbers in (range(3), range(3, 6)):
         options = {"metrics": moments, "on_error": "raise", "measure_last": False}
         with SummaryWriter(str(tmp_path)) as log:
             monitor = StepMonitor(model, 1, log=log, **options)
             if states[-1]:
                 monitor.load_state_dict(states[-1])
-            for step in steps:
-                with monitor.step(step):
-                    model(**token_batch())
+            go_on(monitor, numbers, lambda: model(**token_batch()))
             monitor.close()
             states.append(monitor.state_dict())
     assert drawn[-1] == [0, 1, 2, 3, 4, 5]

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from embedgeo import StepMonitor
-from tests.models import NanoGPT, gpt_neox, token_batch
-from tests.training.runs import moments
+from tests.models import NanoGPT, token_batch
 
 IDS = torch.arange(24).view(2, 12)
 MANY_IDS = torch.arange(50).repeat(24).view(100, 12)
@@ -75,7 +74,3 @@ def test_the_rows_of_a_probe_and_of_a_batch_that_does_not_tell_them(caplog):
     assert "up to 480 rows a measurement (batches like the first, each run once: 2)" in lines[1]
     lines, _ = opened(NanoGPT(), None, caplog, IDS)
     assert lines[1] == f"StepMonitor: {OF_NANO}"
-    model = gpt_neox()
-    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-    lines, _ = opened(model, batch, caplog, IDS, metrics=moments)
-    assert lines[1].endswith("gpt_neox.embed_in, the model's mask where it is given one.")

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from embedgeo import StepMonitor
 from tests.models import NanoGPT, token_batch
 from tests.ranks import on_two_ranks
-from tests.training.runs import all_warnings
+from tests.training.runs import all_warnings, row_counts, steps
 from tests.training.sharding import sharded_by_wrappers, sharded_in_place
 
 
@@ -57,7 +57,7 @@ def left_over(rank, shard):
             if number % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    return sorted({record["step"] for record in monitor.history})
+    return steps(monitor)
 
 
 def adversarial(rank):
@@ -79,7 +79,7 @@ def adversarial(rank):
             optimizer.step()
             optimizer.zero_grad()
     monitor.close()
-    return {record["value"] / ids.numel() for record in monitor.history if record["metric"] == "n"}
+    return {n / ids.numel() for n in row_counts(monitor)}
 
 
 def all_of(rank):

@@ -21,6 +21,7 @@ from tests.files import events_of
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.training.loops import go_on, loop, run_whole
 from tests.training.runs import (
+    OPTIONS,
     UserError,
     all_warnings,
     assert_same_values,
@@ -31,8 +32,6 @@ from tests.training.runs import (
     steps,
     value,
 )
-
-OPTIONS = {"metrics": moments, "on_error": "raise"}
 
 
 def run_on(monitor, numbers, model):
@@ -361,18 +360,13 @@ def test_a_probe_that_draws_other_batches_is_told_once_and_one_without_end_is_re
             return chain([token_batch()], islice(batches, num_batches))
 
     batches, num_batches = (token_batch(seed=seed) for seed in range(5)), 1
-    with all_warnings() as caught, StepMonitor(gpt_neox(), 1, probe=Drawn(), **OPTIONS) as monitor:
-        for step in range(4):
-            with monitor.step(step):
-                pass
+    with all_warnings() as caught:
+        run_whole(StepMonitor(gpt_neox(), 1, probe=Drawn(), **OPTIONS), 4)
     (said,) = of_monitors(caught)
     assert "the probe's batches are others than at the last measurement" in said
     unknown = [SimpleNamespace(**token_batch())]
     forward = {"probe_forward": lambda model, batch: model(**vars(batch))}
-    with StepMonitor(gpt_neox(), 1, probe=unknown, **forward, **OPTIONS) as other:
-        for step in range(2):
-            with other.step(step):
-                pass
+    run_whole(other := StepMonitor(gpt_neox(), 1, probe=unknown, **forward, **OPTIONS), 2)
     assert ("probe" in other.origin, n_at(other)[1]) == (False, 48)
     batches, num_batches = repeat({}), None
     options = {"probe": Drawn(), "probe_forward": lambda *call: None, **OPTIONS}
@@ -446,9 +440,7 @@ def test_a_copy_that_is_made_inside_a_measured_step_begins_anew(copied):
     monitor.close()
     other, other_model = made
     assert steps(other) == []
-    for step in (1, 2):
-        with other.step(step, batch):
-            other_model(**batch)
+    go_on(other, (1, 2), lambda: other_model(**batch), batch)
     other.close()
     assert steps(other) == [2, 3]
     assert value(other, 2, "embed", "V") == value(monitor, 0, "embed", "V")

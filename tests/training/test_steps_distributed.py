@@ -6,6 +6,7 @@ import pytest
 
 from embedgeo import Drift, StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.loops import run_whole
 from tests.training.on_ranks import probe_batches
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 from tests.training.steps_on_ranks import (
@@ -37,12 +38,10 @@ def four(tmp_path_factory):
 
 def held_in_one_process(model):
     """Of a probe, with the drift."""
-    with StepMonitor(
+    monitor = StepMonitor(
         model, 3, probe=probe_batches(), metrics=sampled_moments, listeners=[Drift()]
-    ) as monitor:
-        for step in range(STEPS):
-            with monitor.step(step):
-                pass
+    )
+    run_whole(monitor, STEPS)
     return by_step(monitor.history)
 
 

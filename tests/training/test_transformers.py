@@ -12,6 +12,7 @@ from tests.files import events_of
 from tests.models import gpt_neox
 from tests.training.hf_runs import hf_trainer, rows
 from tests.training.runs import (
+    OPTIONS,
     assert_same_values,
     by_step,
     in_one_process,
@@ -107,7 +108,7 @@ class OutOfMemory(hf.Trainer):
 def test_attempts_of_auto_find_batch_size_leave_one_history(tmp_path):
     options = {"auto_find_batch_size": True, "per_device_train_batch_size": 4}
     for _ in range(2):
-        callback = GeometryCallback(1, metrics=moments, on_error="raise")
+        callback = GeometryCallback(1, **OPTIONS)
         hf_trainer(tmp_path, callback, kind=OutOfMemory, **options).train()
         kept = pd.read_parquet(tmp_path / "history.parquet")
         assert sorted({*kept["step"]}) == steps(callback) == [*range(8)]
@@ -123,7 +124,7 @@ def test_attempts_of_auto_find_batch_size_leave_one_history(tmp_path):
     [{"kind": WithoutLogs}, {"include_num_input_tokens_seen": "all"}],
 )
 def test_the_end_is_known_whatever_logs_tell(tmp_path, options):
-    callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
+    callback = GeometryCallback(3, window=2, **OPTIONS)
     hf_trainer(tmp_path, callback, **options).train()
     assert n_at(callback) == {0: 2 * BATCH, 3: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
 
@@ -137,7 +138,7 @@ def test_the_best_weights_are_not_taken_for_the_last_ones(tmp_path):
 
 
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
-    callback = GeometryCallback(100, probe=held_out(), metrics=moments, on_error="raise")
+    callback = GeometryCallback(100, probe=held_out(), **OPTIONS)
     trainer = hf_trainer(tmp_path, OfPrinter(), callback, eval_dataset=rows(4), **BEST_AT_END)
     trainer.train()
     assert steps(callback) == [0, 6]
@@ -168,7 +169,7 @@ class ActsOnLogs(hf.TrainerCallback):
 
 
 def test_other_callbacks_do_not_get_what_is_logged(tmp_path):
-    callback = GeometryCallback(1, on_error="raise", metrics=moments)
+    callback = GeometryCallback(1, **OPTIONS)
     trainer = hf_trainer(tmp_path, callback, ActsOnLogs(), logging_steps=2, max_steps=12)
     trainer.train()
     assert trainer.state.global_step == 8
@@ -180,7 +181,7 @@ class StopsEpochs(hf.TrainerCallback):
 
 
 def test_the_last_weights_are_measured_where_epochs_are_stopped(tmp_path):
-    monitor = GeometryCallback(2, metrics=moments, on_error="raise")
+    monitor = GeometryCallback(2, **OPTIONS)
     trainer = hf_trainer(tmp_path, monitor, StopsEpochs(), max_steps=-1, num_train_epochs=3)
     trainer.train()
     assert steps(monitor) == [0, 2, 3]
@@ -200,9 +201,7 @@ class StopsOnce(hf.TrainerCallback):
 
 def test_several_callbacks_measure_a_second_run_after_an_interrupt_between_batches(tmp_path):
     stops = StopsOnce()
-    monitors = [
-        GeometryCallback(2, prefix=prefix, metrics=moments, on_error="raise") for prefix in "ab"
-    ]
+    monitors = [GeometryCallback(2, prefix=prefix, **OPTIONS) for prefix in "ab"]
     trainer = stops.trainer = hf_trainer(tmp_path, *monitors, stops)
     training_step = trainer.training_step
     with pytest.raises(KeyboardInterrupt):
