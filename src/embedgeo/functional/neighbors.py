@@ -1,6 +1,6 @@
 """Nearest neighbours: their distances, and copies among rows.
 
-`Neighbors` computes all distances among at most 512 rows, in float64. Among more rows it finds the
+`Neighbors` computes all distances among at most 256 rows, in float64. Among more rows it finds the
 few nearest of each row in three turns:
 
 1. It multiplies rows that are rounded to bfloat16, or to float32 where those are multiplied faster.
@@ -38,11 +38,7 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
-_ALL = slice(None)
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
-
-ALL_PAIRS_ROWS = 512
-"""Number of rows among which all distances are computed."""
 
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from
@@ -93,14 +89,6 @@ class Neighbors:
         self.every = torch.arange(len(x), device=x.device)
 
     @cached_property
-    def _distances(self) -> Tensor | None:
-        """All distances among few rows; None where products do not tell them."""
-        if not 0 < len(self.every) <= ALL_PAIRS_ROWS:
-            return None
-        squared, is_clear = Float64Rows.of(self.x).squared_distances(self.every)
-        return squared.sqrt_() if is_clear else None
-
-    @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
 
@@ -149,9 +137,6 @@ class Neighbors:
                 Default: all may be.
         """
         apart, together = (None if each is None else each[rows] for each in (apart, together))
-        if self._distances is not None:
-            distances = self._distances.index_select(0, rows).index_select(1, rows)
-            return _smallest(_exclude(distances, _ALL, apart, together))
         if together is None:
             return self._nearest(rows, apart, None)
         order = together.argsort()
@@ -187,7 +172,7 @@ def _exclude(
     rows: Tensor | slice,
     apart: Tensor | None,
     together: Tensor | None = None,
-    columns: slice = _ALL,
+    columns: slice = slice(None),
 ) -> Tensor:
     """Make distances of some rows to others infinite, in place, where labels forbid neighbours."""
     if apart is not None:
