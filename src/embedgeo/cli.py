@@ -91,12 +91,7 @@ def doctor(
     print(described, flush=True)
 
 
-def report(
-    dirs: list[str],
-    out: Path | None = None,
-    metrics: list[str] | tuple[()] = (),
-    reference: list[str] | tuple[()] = (),
-) -> None:
+def report(dirs: list[str], out: Path | None = None, reference: list[str] | tuple[()] = ()) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
@@ -104,7 +99,6 @@ def report(
             compared with each other.
         out: the folder to write to, which several folders need; default: ``report`` in the one
             folder. An earlier report in it is replaced; a folder with anything else is refused.
-        metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
             at equal steps. They must be measured on the same text, with the same rows and settings.
@@ -112,9 +106,8 @@ def report(
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
 
-    chosen = [key for entry in metrics for key in entry.split(",") if key]
     folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
-    print(write_report(folders, out, chosen, earlier))
+    print(write_report(folders, out, earlier))
 
 
 def examples(name: str | None = None) -> None:

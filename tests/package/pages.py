@@ -34,19 +34,18 @@ from embedgeo.cli import main as embedgeo_command
 from embedgeo.glossary import FOREIGN
 from embedgeo.text import builtin_corpus, train_tokenizer
 from tests.docs import blocks
+from tests.report.synthetic import make_sweep
 
 STEPS = {
     "EleutherAI/pythia-70m": (0, 1, 512),
     "EleutherAI/pythia-2.8b": (0, 1),
     "EleutherAI/pythia-160m": (0, 1),
 }
-FINAL = ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2")
-OTHERS = ("facebook/opt-125m",)
+FINAL = ("google-bert/bert-base-uncased", "openai-community/gpt2")
 SHORTER = MappingProxyType(
     {
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
-        "embedgeo report": "--metrics M_over_Q anisotropy",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 "
         "--model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
@@ -85,28 +84,18 @@ def made_models(folder):
         for step in steps:
             HUB.add(repository, f"step{step}", files(step))
         HUB.add(repository, "main", files(steps[-1]))
-    for seed, repository in enumerate((*FINAL, *OTHERS)):
+    for seed, repository in enumerate(FINAL):
         HUB.add(repository, "main", files(seed))
     return folder
 
 
-def made_sweeps(folder):
-    """A sweep over checkpoints, and one of final models."""
-    few = ["--num-tokens", "2048", "--seq-len", "64", "--device", "cpu", "--out"]
-    for name, models in (("steps", ("--preset", "pythia")), ("final", ("--model", *FINAL))):
-        assert embedgeo_command(["sweep", *models, *few, str(folder / name)]) == 0
-    return folder
-
-
-def give(page, models, sweeps):
+def give(page, models):
     """Put what the page's commands name, and no command of it makes, into the current folder."""
     text = blocks.text(page)
     makes_demo = re.search("^embedgeo demo", text, re.MULTILINE)
     for name in SWEEPS:
         if re.search(rf"\b{name}\b", text) and not (makes_demo and name.startswith("runs/demo")):
-            shutil.copytree(sweeps / "steps", name)
-    if "runs/six" in text:
-        shutil.copytree(sweeps / "final", "runs/six")
+            make_sweep(Path(name), metrics=("M_over_Q", "anisotropy"))
     for name in ("runs/mine", "runs/large"):
         if re.search(rf"--model {name}\b", text):
             shutil.copytree(models, name)
@@ -159,14 +148,14 @@ def run_page(page, results):
 
 
 def main(folder, pages):
-    models, sweeps = made_models(folder / "models"), made_sweeps(folder / "sweeps")
+    models = made_models(folder / "models")
     results = blocks.sweep_folder(folder / "results")
     times = {}
     for page in pages:
         place = folder / "pages" / page.replace("/", "--")
         place.mkdir(parents=True)
         os.chdir(place)
-        give(page, models, sweeps)
+        give(page, models)
         started = time.monotonic()
         run_page(page, results)
         times[page] = time.monotonic() - started

@@ -103,7 +103,7 @@ def test_other_numbers_of_rows_and_final_models_are_refused(own, tmp_path, capsy
 
 def test_the_page_has_the_band(own, tmp_path, unpainted):
     earlier = scaled(tmp_path / "old", 3)
-    options = ["--metrics", "anisotropy", "--out", str(tmp_path / "out")]
-    assert main(["report", str(own), *options, "--reference", str(earlier)]) == 0
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["report", str(own), *out, "--reference", str(earlier)]) == 0
     page = (tmp_path / "out" / "index.html").read_text()
     assert "1 earlier (old), mean over blocks, at equal steps" in page

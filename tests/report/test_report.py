@@ -184,40 +184,43 @@ def test_a_dimension_that_no_surface_has_is_a_flag(tmp_path):
 
 def test_whatever_ends_it_the_earlier_report_stays(plain, tmp_path):
     out = tmp_path / "out"
+    other = make_sweep(tmp_path / "other", (0, 8), 2, metrics=["Q"])
 
     def fails(fault, words):
         broken = mock.patch("pandas.DataFrame.to_csv", side_effect=fault)
         with broken, pytest.raises(type(fault), match=words):
-            report(plain, out=out, metrics=["M"])
+            report(plain, out=out)
 
-    report(plain, out=out, metrics=["M"])
+    report(plain, out=out)
     figures = out / "figures"
     (figures / "empty").mkdir()
-    (figures / "link").symlink_to("nowhere")
+    (figures / "away").symlink_to("nowhere")
     (figures / "mine.png").touch()
     before = contents(tmp_path)
     fails(KeyboardInterrupt(), "^$")
     fails(OSError(ENOSPC, "No space left on device"), r"is not \(No space left on device\)")
     assert contents(tmp_path) == before
-    report(plain, out=out, metrics=["Q"])
-    assert {path.name for path in figures.glob("[!Q]*")} == {"empty", "link", "mine.png"}
+    report(other, out=out)
+    others = {path.name for path in figures.glob("[!Ql]*")}  # than those of Q and the loss
+    assert others == {"away", "empty", "mine.png"}
 
 
 def test_what_has_been_changed_in_a_report_is_not_replaced(plain, tmp_path):
     out = tmp_path / "out"
-    report(plain, out=out, metrics=["M"])
+    other = make_sweep(tmp_path / "other", (0, 8), 2, metrics=["V"])
+    report(plain, out=out)
     written = (out / "index.html").read_bytes()
-    for name, own in {"index.html": written + b"mine", "figures/Q-dynamics.png": b"mine"}.items():
+    for name, own in {"index.html": written + b"mine", "figures/V-dynamics.png": b"mine"}.items():
         (out / name).write_bytes(own)
         before = contents(out)
         with pytest.raises(FileExistsError, match=rf"it did not write {name}, or not as it is now"):
-            report(plain, out=out, metrics=["Q"])
+            report(other, out=out)
         assert contents(out) == before
         (out / "index.html").write_bytes(written)
     (out / "figures").rename(tmp_path / "figures")  # as to another disk
     (out / "figures").symlink_to(tmp_path / "figures")
     with pytest.raises(FileExistsError, match="it did not write figures, or not as it is now"):
-        report(plain, out=out, metrics=["M"])
+        report(plain, out=out)
 
 
 def bad_input(tmp_path, plain):

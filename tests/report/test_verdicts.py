@@ -192,7 +192,7 @@ def test_of_monitors_with_the_same_probe_the_error_of_a_difference_is_paired(tmp
 def test_the_report_of_two_runs_begins_with_what_differs(tmp_path, capsys):
     plain = run_in(tmp_path / "plain")
     other = run_in(tmp_path / "other", [(64, 0.1), (512, 0.03)])
-    report(plain, other, out=tmp_path / "out", metrics=["M_over_Q"])
+    report(plain, other, out=tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     said = (
         "M / Q: 0.5000 ± 0.0050 in plain, 0.5300 ± 0.0053 in other at step 512: differs, by "

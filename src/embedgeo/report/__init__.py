@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from embedgeo.drawing import style
-from embedgeo.formatting import did_you_mean, listed, write_csv
+from embedgeo.formatting import listed, write_csv
 from embedgeo.report.page import FigureWriter, write_page
-from embedgeo.report.plan import page_plan, varying_metrics
+from embedgeo.report.plan import page_plan
 from embedgeo.report.reference import require_like
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import story
@@ -28,10 +28,7 @@ __all__ = ["write_report"]
 
 
 def write_report(
-    dirs: Sequence[Path],
-    out: Path | None = None,
-    metrics: Sequence[str] = (),
-    reference: Sequence[Path] = (),
+    dirs: Sequence[Path], out: Path | None = None, reference: Sequence[Path] = ()
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned,
     from records only.
@@ -43,7 +40,6 @@ def write_report(
         dirs: folders of sweeps, or of monitored runs (``history.parquet``).
         out: the folder to write to; default: ``report`` in the folder. Several folders, and a
             history itself, have none.
-        metrics: keys of the metrics to draw; none of them: all there are, and everything else.
         reference: folders of earlier runs, whose range stands behind the means over blocks.
 
     Raises:
@@ -62,13 +58,6 @@ def write_report(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs)
-        varying = varying_metrics(runs)
-        if unknown := [metric for metric in metrics if metric not in varying]:
-            raise ValueError(
-                f"metrics must be some of those that have several values at layers, "
-                f"{listed(varying, 5) or 'none here'}"
-                f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
-            )
         references = read_runs(reference)
         require_like(references, runs)
         comparison = verdicts(runs[0], runs[1], references) if len(runs) == 2 else None
@@ -76,7 +65,7 @@ def write_report(
         try:
             with replacing_contents(out, "report") as new, style():
                 writer = FigureWriter(new / "figures")
-                plan = page_plan(runs, writer, references, metrics)
+                plan = page_plan(runs, writer, references)
                 drawn = progress.track(plan, description="Drawing figures")
                 panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)

@@ -20,13 +20,8 @@ _SMALL = 3.1, 3.6  # inches of those figures
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
-def page_plan(
-    runs: Sequence[Run],
-    writer: FigureWriter,
-    references: Sequence[Run],
-    metrics: Sequence[str] = (),
-) -> Plan:
-    """Each panel from top to bottom, with the title of its section; of given metrics, theirs alone.
+def page_plan(runs: Sequence[Run], writer: FigureWriter, references: Sequence[Run]) -> Plan:
+    """Each panel from top to bottom, with the title of its section.
 
     A writer takes the figures, and spends its budget for pictures in the order of the page.
 
@@ -34,12 +29,9 @@ def page_plan(
         runs: what is drawn.
         writer: takes the figures.
         references: earlier runs, whose range stands behind the means of the runs.
-        metrics: the metrics to draw; none of them: all there are, and everything else.
     """
-    is_whole = not metrics
-    drawn = in_order(metrics)
-    if is_whole:
-        drawn = [metric for metric in varying_metrics(runs) if term(metric).is_drawn]
+    varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+    drawn = [metric for metric in varying if term(metric).is_drawn]
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Plan:
         """A section of one panel, with the figures of each run."""
@@ -52,23 +44,15 @@ def page_plan(
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
 
-    first: Plan = [(FIRST, partial(_glance, runs, writer, drawn))]
     earlier = section("Beside earlier runs", beside_earlier, REFERENCE_TEXT) if references else []
-    if not is_whole:
-        return [*first, *of_metrics("Metrics", drawn), *earlier]
     return [
-        *first,
+        (FIRST, partial(_glance, runs, writer, drawn)),
         *section("Composition", figures.composition),
         *of_metrics("Metrics", drawn[:MAIN]),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *earlier,
         *of_metrics("More metrics", drawn[MAIN:]),
     ]
-
-
-def varying_metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics that have several values in a run, in order."""
-    return in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
 
 
 def _glance(runs: Sequence[Run], writer: FigureWriter, metrics: Sequence[str]) -> Panel:
