@@ -336,8 +336,7 @@ def _first_numbers(weight: Tensor) -> Tensor:
     ``data``; none where they cannot be read.
     """
     part = local_part(weight).detach()
-    is_read = type(part) is Tensor and part.is_contiguous() and not part.is_meta
-    if is_flattened(weight) or not is_read:
+    if part.is_meta or is_flattened(weight) or not (type(part) is Tensor and part.is_contiguous()):
         return torch.empty(0)
     return part.flatten()[:16].clone().view(torch.uint8)
 

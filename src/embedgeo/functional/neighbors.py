@@ -185,11 +185,9 @@ def _exclude(
 def _smallest(distances: Tensor) -> Nearest:
     """Take the two smallest distances of each row of shape (m, n); NaN where they are infinite."""
     nearest, places = distances.topk(min(2, distances.shape[1]), largest=False)
-    nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
-    missing = 2 - nearest.shape[1]
-    if missing > 0:
-        nearest, places = pad(nearest, (0, missing), value=torch.nan), pad(places, (0, missing))
-    return Nearest(nearest, places)
+    nearest.masked_fill_(nearest.isinf(), torch.nan)
+    missing = 0, 2 - nearest.shape[1]
+    return Nearest(pad(nearest, missing, value=torch.nan), pad(places, missing))
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:

@@ -770,9 +770,9 @@ def observe(
             the more so the more tokens a word has, and rare words have more: do not compare Q, M
             and V of words of different lengths (Yamagiwa & Shimodaira 2025, appendix J).
         token_ids: the token ids, or a function that returns those of a batch; default: those that
-            the input embedding is called with. The batch is what the model is called with: its only
-            argument, as in ``model(batch)``, or a dict of its arguments by name, as in
-            ``model(**batch)``.
+            the input embedding is called with. The batch is what the model is called with (of
+            Hugging Face models, the innermost one that has the layers): its only argument, as in
+            ``model(batch)``, or a dict of its arguments by name, as in ``model(**batch)``.
         mask: the mask (True = count), or a function that returns that of a batch; default: the
             attention mask that the model is called with.
         word_ids: for words, the number of each token's word within its sequence, -1 for tokens of

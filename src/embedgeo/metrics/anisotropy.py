@@ -144,7 +144,7 @@ class Anisotropy(GeometryMetric):
             those that fill none are left out.
         sample_size: m, the number of rows that are drawn without replacement from all updates and
             ranks: 4 d m bytes in place of 8 d². None: the scatter of all rows is held.
-        seed: of the sample.
+        seed: of the sample; another one for each of metrics that ``merge_state`` joins.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:

@@ -165,7 +165,7 @@ class IntrinsicDimension(GeometryMetric):
         estimator: ``"twonn"`` or any scikit-dimension global estimator object, such as
             ``skdim.id.lPCA()``.
         discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1).
-        seed: of the sample.
+        seed: of the sample; another one for each of metrics that ``merge_state`` joins.
         neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN,
             those of rows in ``"other_sequences"``, so that rows of one text, which are alike, are
             not each other's neighbours.

@@ -177,7 +177,7 @@ class EmbeddingMoments(GeometryMetric):
 
     Args:
         dim: d, the width of the embeddings.
-        seed: of the sample.
+        seed: of the sample; another one for each of metrics that ``merge_state`` joins.
         kwargs: of `torchmetrics.Metric`.
 
     >>> metric = EmbeddingMoments(2)

@@ -19,7 +19,7 @@ def checkpoint_name(model: Any, step: Any) -> str:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
     if step is not None and not (type(step) is int and step >= 0):
         raise ValueError(
-            f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
+            f"step must be an int, of optimizer steps, 0 or more, or None for none; got {step!r}."
         )
     name = model if step is None else f"{model}--step{step}"
     return file_name(name.replace("/", "--"))
