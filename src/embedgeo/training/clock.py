@@ -38,7 +38,8 @@ class Clock:
             self._plain.append(now - self._began)
         if self._ended is not None:
             self._between.append(now - self._ended)
-        self._began, self._ended, self._is_plain = now, None, is_plain
+            self._ended = None
+        self._began, self._is_plain = now, is_plain
 
     def end(self) -> None:
         """What is measured of a batch has been."""
