@@ -4,7 +4,8 @@
 
 Runs of 200 measurements of some numbers, half of whose variance they have in common. For each law
 of runs the table has the share of them with any alarm, and the share of those with a jump of all
-numbers by 10 standard deviations, after 100 measurements, that is told at its second measurement.
+numbers by 7 standard deviations of their changes between measurements, after 100 of them, that is
+told at its second measurement.
 """
 
 import argparse

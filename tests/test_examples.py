@@ -25,13 +25,10 @@ def run_example(name, *arguments):
     )
 
 
-def test_examples_are_listed_each_with_a_line_on_it(printed):
+def test_examples_are_listed(printed):
     assert main(["examples"]) == 0
-    listed = re.findall(r"^([\w-]+)  +(\S.*)$", printed(), re.M)
-    assert [name for name, _ in listed] == sorted(
-        {path.stem for path in (ROOT / "examples").glob("[!.]*.*")}
-    )
-    assert all(len(line) > 20 for _, line in listed)
+    listed = printed().partition("\n\n")[0].splitlines()
+    assert listed == sorted({path.stem for path in (ROOT / "examples").glob("[!.]*.*")})
 
 
 def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(

@@ -12,7 +12,7 @@ from typing import Any
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.formatting import shell_command
-from embedgeo.presets import example_files, first_line, listing, write_example
+from embedgeo.presets import example_files, write_example
 from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
@@ -121,7 +121,7 @@ def examples(name: str | None = None) -> None:
         FileExistsError: a file of its name is there already.
     """
     if name is None:
-        print(listing({each: first_line(files[0]) for each, files in example_files().items()}))
+        print("\n".join(example_files()))
         print("\nembedgeo examples NAME writes one into the current folder.")
     else:
         print("\n".join(f"written: {path}" for path in write_example(name, Path())))

@@ -19,6 +19,7 @@ from embedgeo.capture.calls import (
     first_float,
     first_input,
     kept_state,
+    kept_weights,
     mode_restorer,
     set_eval_modes,
 )
@@ -119,7 +120,7 @@ def describe(
         )
     inner = measured_model(model)
     rows = monitor.plan(batch, ranks, (batch_size, seq_len))
-    with kept_random_states(), kept_state(model), ExitStack() as kept:
+    with kept_random_states(), kept_state(model), kept_weights(model), ExitStack() as kept:
         geometry = monitor.make_geometry(model)
         kept.callback(mode_restorer(model))
         set_eval_modes(model)

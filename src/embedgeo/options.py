@@ -15,7 +15,7 @@ from jsonargparse import (  # type: ignore[attr-defined]  # its __all__ is made 
 )
 
 from embedgeo import __version__
-from embedgeo.presets import first_line, listing, preset_file, preset_files
+from embedgeo.presets import preset_file, preset_files
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.settings import SPECIAL, choices_of
 
@@ -97,14 +97,14 @@ class _Preset(Action):
     """The name of a preset, which gives options as a configuration does: those after it take their
     place.
 
-    ``list`` prints the presets there are, each with a line on it, and ends the command.
+    ``list`` prints the names of the presets there are, and ends the command.
     """
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
         if values == "list":
-            print(listing({name: first_line(path) for name, path in preset_files().items()}))
+            print("\n".join(preset_files()))
             parser.exit()
         if given := parser.options_in(namespace):
             raise ArgumentError(

@@ -1,8 +1,5 @@
 """The presets and the examples: files that come with the package, by name."""
 
-import ast
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,23 +50,6 @@ def write_example(name: str, folder: Path) -> list[Path]:
     for path, target in zip(files, targets, strict=True):
         target.write_bytes(path.read_bytes())
     return targets
-
-
-def first_line(path: Path) -> str:
-    """First line of what the file of a preset or an example says of itself."""
-    text = path.read_text(encoding="utf-8")
-    match path.suffix:
-        case ".py":
-            text = ast.get_docstring(ast.parse(text)) or ""
-        case ".ipynb":
-            text = "".join(json.loads(text)["cells"][0]["source"])
-    return text.removeprefix("#!/usr/bin/env bash\n").partition("\n")[0].removeprefix("# ")
-
-
-def listing(lines: Mapping[str, str]) -> str:
-    """Names and what each is, in two columns."""
-    width = max(map(len, lines))
-    return "\n".join(f"{name:{width}}  {line}" for name, line in lines.items())
 
 
 def _named(name: str, known: dict[str, T], kind: str) -> T:

@@ -294,6 +294,7 @@ def test_weights_that_a_pass_replaces_or_limits_are_put_back_and_one_changed_in_
     with kept_weights(model):
         model(torch.arange(10))
         model[1].weight.data = 2 * model[1].weight.data
+        model[1].bias = nn.Parameter(torch.ones(4))
     assert all(map(torch.equal, model.state_dict().values(), before.values()))
     named = pytest.raises(ValueError, match=r"'1\.bias' was changed")
     with named, kept_weights(model), torch.no_grad():
@@ -307,15 +308,18 @@ class MergesInEval(nn.Linear):
         if self.is_merged == self.training:
             self.is_merged = not self.training
             self.weight.data += 1 if self.is_merged else -1
+        self.log = None
         return super().forward(x)
 
 
-def test_what_a_model_has_noted_of_a_change_of_its_weights_stays_so_that_it_undoes_it():
+@pytest.mark.parametrize("width", [3, 2])  # the second one fails after the change
+def test_what_a_model_has_noted_of_a_change_of_its_weights_stays_so_that_it_undoes_it(width):
     model = MergesInEval(3, 3)
     torch.nn.init.zeros_(model.weight)
     named = pytest.raises(ValueError, match="'weight' was changed")
     with named, kept_state(model), kept_weights(model):
-        model.eval()(torch.ones(3))
+        model.eval()(torch.ones(width))
+    assert "log" not in vars(model)  # all else is put back
     model.train()(torch.ones(3))
     assert not model.weight.any()
 

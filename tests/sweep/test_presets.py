@@ -63,13 +63,11 @@ def test_a_preset_is_its_file_and_options_after_it_take_the_place_of_its_own():
     assert {name for name in by_name if changed[name] != by_name[name]} == {"model", "steps"}
 
 
-def test_presets_are_listed_each_with_a_line_on_it(printed):
+def test_presets_are_listed(printed):
     with pytest.raises(SystemExit) as stopped:
         main(["sweep", "--preset", "list"])
     assert stopped.value.code == 0
-    listed = dict(re.findall(r"^(\S+)  +(\S.*)$", printed(), re.M))
-    assert listed.keys() == {*PRESETS, *PAPERS}
-    assert all(line.endswith(".") for line in listed.values())
+    assert set(printed().split()) == {*PRESETS, *PAPERS}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ kept around them.
 
 import inspect
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from embedgeo.capture.torch_names import (
     are_equal,
@@ -259,13 +261,14 @@ def kept_state(model: nn.Module) -> Iterator[None]:
 
     Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
     that are not made ready yet. Of DDP's the one attribute is put back that a pass changes, also of
-    a wrapper around the model that is called meanwhile. After `ChangedWeightsError` nothing is, for
-    by what it has noted a model may undo the change.
+    a wrapper around the model that is called meanwhile. After `ChangedWeightsError` flags are not,
+    for by what it has noted in them a model may undo the change.
     """
     undo: dict[int, Callable[[], object]] = {}
+    noted = list[tuple[nn.Module, dict[str, bool]]]()
 
-    def keep(module: nn.Module) -> None:
-        pending: list[Any] = [module]
+    def keep(value: Any) -> None:
+        pending = [value]
         while pending:
             value = pending.pop()
             if id(value) not in undo and (put_back := _undo(value, pending)) is not None:
@@ -279,17 +282,22 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         return forward(wrapper, *args, **kwargs)
 
     keep(model)
+    keep(parametrize._cache)
     wrappers.forward = kept
     try:
         yield
     except ChangedWeightsError:
-        undo.clear()
+        for module in model.modules():
+            attributes = own_attributes(module).items()
+            noted.append((module, {k: each for k, each in attributes if isinstance(each, bool)}))
         raise
     finally:
         wrappers.forward = forward
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()
+        for module, flags in noted:
+            vars(module).update(flags)
 
 
 @contextmanager
@@ -303,19 +311,28 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     limited = [
         module.weight
         for module in model.modules()
-        if isinstance(module, _TABLES) and module.max_norm is not None
+        if isinstance(module, _TABLES) and module.max_norm is not None and is_whole(module.weight)
     ]
     copies = {id(weight): weight.detach().clone() for weight in limited}
+    shards = named_shards(model)
+    own = [
+        (module, name, weight)
+        for module in model.modules()
+        for name, weight in module.named_parameters(recurse=False)
+        if not (shards or hasattr(weight, "ds_id"))
+    ]
     weights = [
         (name, weight, weight.data, changes(weight), _first_numbers(weight))
-        for name, weight in [*model.named_parameters(), *named_shards(model)]
+        for name, weight in [*model.named_parameters(), *shards]
         if weight.is_floating_point() and not (is_lazy(weight) or hasattr(weight, "ds_id"))
     ]
     try:
         yield
     finally:
+        changed = list[str]()
+        for module, name, parameter in own:
+            module._parameters[name] = parameter
         with torch.no_grad():
-            changed = list[str]()
             for name, weight, before, number, first in weights:
                 if is_whole(weight) and weight.data_ptr() != before.data_ptr():
                     weight.data = before
@@ -323,12 +340,13 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
                     _put_values(weight, copies[id(weight)])
                 elif changes(weight) != number or not first.equal(_first_numbers(weight)):
                     changed.append(name)
-    if changed:
-        raise ChangedWeightsError(
-            f"a forward pass must not change parameters in place; {changed[0]!r} was changed, once "
-            "in each pass of the monitor's own. Give probe_forward=, which calls the part that "
-            "changes none, or measure training batches alone: no probe=, measure_last=False."
-        )
+        if changed and isinstance(sys.exception(), Exception | None):
+            raise ChangedWeightsError(
+                f"a forward pass must not change parameters in place; {changed[0]!r} was changed, "
+                "and stays so unless the model undoes it. Give probe_forward=, which calls the "
+                "part that changes none, or measure training batches alone: no probe=, "
+                "measure_last=False."
+            )
 
 
 def _first_numbers(weight: Tensor) -> Tensor:

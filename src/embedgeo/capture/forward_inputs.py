@@ -580,7 +580,7 @@ class ForwardInputs:
         # those around an encoder and its decoder, or around the measured model
         self.outer_modules = [
             module
-            for module in (whole or model).modules()
+            for module in (model if whole is None else whole).modules()
             if structure.unwrapped(module) is module
             and module not in self.enclosing_modules
             and structure.contains_any(module, parts)

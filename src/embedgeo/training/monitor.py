@@ -867,7 +867,9 @@ class Monitor(ABC):
                 num_batches += len(taken)
 
     def _know_probe(self, digests: Sequence[int]) -> None:
-        """Record what a probe is, once it has been so twice: masks may be drawn anew."""
+        """Record what a probe is, once it has been so twice: masks may be drawn anew. A run that
+        goes on has a known one.
+        """
         if digest(()) in digests:  # a batch that nothing is known of
             return
         own, before = f"{digest([*map(str, digests)]):x}", self._probe_digest
@@ -878,17 +880,15 @@ class Monitor(ABC):
                 "with them, too. Give fixed batches, such as a list."
             )
         self._probe_digest = own
-        if own != before:
+        earlier = "" if self._file is None else self._file.origin.get("probe", "")
+        if own != before and not earlier:
             return
-        self.origin["probe"] = own
-        earlier = self._file.origin.get("probe", own) if self._file is not None else own
-        if own in earlier:
-            self.origin["probe"] = earlier
-        elif self._file is not None:
-            self.origin["probe"] = f"{earlier}, {own}"
+        self.origin["probe"] = earlier or own
+        if own not in earlier.rpartition(", ")[2] and earlier:
+            self.origin["probe"] = f"{earlier}, {own} from step {self._now}"
             self._warn(
-                "the batches of the probe are others than those of earlier steps in "
-                f"{self._file.path}: do not compare them."
+                "the batches of the probe are others than those of earlier steps in its history "
+                "file: do not compare them."
             )
 
     def _measure(self, step: int) -> None:
