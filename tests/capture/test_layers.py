@@ -6,7 +6,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import module_names
-from tests.models import gpt_neox
+from tests.models import gpt_neox, token_batch
 
 
 def names(layers):
@@ -24,8 +24,8 @@ def test_wrappers_change_neither_names_nor_modules():
     assert {
         layer.name: layer.calls for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])
     } == plain
-    with observe(wrapped["inner"]):  # which Python takes for empty
-        pass
+    with observe(wrapped["inner"]), torch.no_grad():  # which Python takes for empty
+        model(**token_batch())
 
 
 def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():

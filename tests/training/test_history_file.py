@@ -212,8 +212,8 @@ def test_another_probe_is_named(tmp_path):
     state = looped(tmp_path, range(5), **one)
     state = looped(tmp_path, range(5, 9), state=state, **one)
     with pytest.warns(UserWarning, match="probe are others than those of earlier steps"):
-        looped(tmp_path, range(9, 11), state=state, **other)
-    assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8, 10]}
+        looped(tmp_path, range(9, 13), state=state, **other)
+    assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8, 10, 12]}
     (run,) = read_runs([tmp_path])
     assert run.settings["probe"].count(", ") == 1  # neither one nor the other
 

@@ -867,9 +867,7 @@ class Monitor(ABC):
                 num_batches += len(taken)
 
     def _know_probe(self, digests: Sequence[int]) -> None:
-        """Record what a probe is, once it has been so twice: masks may be drawn anew. A run that
-        goes on has a known one.
-        """
+        """Record what a probe is, once it has been so twice: masks may be drawn anew."""
         if digest(()) in digests:  # a batch that nothing is known of
             return
         own, before = f"{digest([*map(str, digests)]):x}", self._probe_digest
@@ -880,11 +878,11 @@ class Monitor(ABC):
                 "with them, too. Give fixed batches, such as a list."
             )
         self._probe_digest = own
-        earlier = "" if self._file is None else self._file.origin.get("probe", "")
-        if own != before and not earlier:
+        if own != before:
             return
-        self.origin["probe"] = earlier or own
-        if own not in earlier.rpartition(", ")[2] and earlier:
+        earlier = own if self._file is None else self._file.origin.get("probe", own)
+        self.origin["probe"] = earlier
+        if own not in earlier.rpartition(", ")[2]:
             self.origin["probe"] = f"{earlier}, {own} from step {self._now}"
             self._warn(
                 "the batches of the probe are others than those of earlier steps in its history "
