@@ -121,8 +121,8 @@ def examples(name: str | None = None) -> None:
         FileExistsError: a file of its name is there already.
     """
     if name is None:
-        print("\n".join(example_files()))
-        print("\nembedgeo examples NAME writes one into the current folder.")
+        names = "\n".join(example_files())
+        print(f"{names}\n\nembedgeo examples NAME writes one into the current folder.")
     else:
         print("\n".join(f"written: {path}" for path in write_example(name, Path())))
 

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from embedgeo.capture.torch_names import (
     are_equal,
@@ -251,7 +250,16 @@ def mode_restorer(model: nn.Module) -> Callable[[], None]:
 
 
 class ChangedWeightsError(ValueError):
-    """A forward pass has changed parameters in place."""
+    """A forward pass has changed parameters in place: their names, by their ids."""
+
+    def __init__(self, changed: dict[int, str]) -> None:
+        super().__init__(
+            f"a forward pass must not change parameters in place; {min(changed.values())!r} was "
+            "changed, and stays so unless the model undoes it. Give probe_forward=, which calls "
+            "the part that changes none, or measure training batches alone: no probe=, "
+            "measure_last=False."
+        )
+        self.changed = set(changed)
 
 
 @contextmanager
@@ -261,11 +269,10 @@ def kept_state(model: nn.Module) -> Iterator[None]:
 
     Objects of other classes are left as they are. So are the wrappers of FSDP, and lazy modules
     that are not made ready yet. Of DDP's the one attribute is put back that a pass changes, also of
-    a wrapper around the model that is called meanwhile. After `ChangedWeightsError` flags are not,
-    for by what it has noted in them a model may undo the change.
+    a wrapper around the model that is called meanwhile. After `ChangedWeightsError` the flags of
+    modules with changed parameters are not, for by what it has noted in them a model may undo that.
     """
     undo: dict[int, Callable[[], object]] = {}
-    noted = list[tuple[nn.Module, dict[str, bool]]]()
 
     def keep(value: Any) -> None:
         pending = [value]
@@ -282,22 +289,25 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         return forward(wrapper, *args, **kwargs)
 
     keep(model)
-    keep(parametrize._cache)
+    keep(nn.utils.parametrize._cache)
     wrappers.forward = kept
     try:
         yield
-    except ChangedWeightsError:
+    except ChangedWeightsError as error:
         for module in model.modules():
-            attributes = own_attributes(module).items()
-            noted.append((module, {k: each for k, each in attributes if isinstance(each, bool)}))
+            if error.changed & {*map(id, module.parameters())}:
+                flags = {
+                    name: each
+                    for name, each in own_attributes(module).items()
+                    if isinstance(each, bool) and name != _SYNC
+                }
+                undo[id(flags)] = partial(vars(module).update, flags)  # after all others
         raise
     finally:
         wrappers.forward = forward
         with torch.no_grad():
             for put_back in undo.values():
                 put_back()
-        for module, flags in noted:
-            vars(module).update(flags)
 
 
 @contextmanager
@@ -311,27 +321,24 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     limited = [
         module.weight
         for module in model.modules()
-        if isinstance(module, _TABLES) and module.max_norm is not None and is_whole(module.weight)
+        if isinstance(module, _TABLES) and module.max_norm is not None
     ]
     copies = {id(weight): weight.detach().clone() for weight in limited}
     shards = named_shards(model)
-    own = [
-        (module, name, weight)
-        for module in model.modules()
-        for name, weight in module.named_parameters(recurse=False)
-        if not (shards or hasattr(weight, "ds_id"))
-    ]
+    own = [] if shards else [(each, [*each._parameters.items()]) for each in model.modules()]
     weights = [
         (name, weight, weight.data, changes(weight), _first_numbers(weight))
         for name, weight in [*model.named_parameters(), *shards]
-        if weight.is_floating_point() and not (is_lazy(weight) or hasattr(weight, "ds_id"))
+        if weight.is_floating_point()
+        and not (is_lazy(weight) or weight.is_meta or hasattr(weight, "ds_id"))
     ]
     try:
         yield
     finally:
-        changed = list[str]()
-        for module, name, parameter in own:
-            module._parameters[name] = parameter
+        changed = dict[int, str]()
+        for module, parameters in own:
+            for name, parameter in parameters:
+                module._parameters[name] = parameter
         with torch.no_grad():
             for name, weight, before, number, first in weights:
                 if is_whole(weight) and weight.data_ptr() != before.data_ptr():
@@ -339,14 +346,9 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
                 elif id(weight) in copies:
                     _put_values(weight, copies[id(weight)])
                 elif changes(weight) != number or not first.equal(_first_numbers(weight)):
-                    changed.append(name)
+                    changed[id(weight)] = name
         if changed and isinstance(sys.exception(), Exception | None):
-            raise ChangedWeightsError(
-                f"a forward pass must not change parameters in place; {changed[0]!r} was changed, "
-                "and stays so unless the model undoes it. Give probe_forward=, which calls the "
-                "part that changes none, or measure training batches alone: no probe=, "
-                "measure_last=False."
-            )
+            raise ChangedWeightsError(changed)
 
 
 def _first_numbers(weight: Tensor) -> Tensor:
@@ -354,8 +356,8 @@ def _first_numbers(weight: Tensor) -> Tensor:
     ``data``; none where they cannot be read.
     """
     part = local_part(weight).detach()
-    if part.is_meta or is_flattened(weight) or not (type(part) is Tensor and part.is_contiguous()):
-        return torch.empty(0)
+    if is_flattened(weight) or not (type(part) is Tensor and part.is_contiguous()):
+        return torch.empty(0, device="cpu")
     return part.flatten()[:16].clone().view(torch.uint8)
 
 

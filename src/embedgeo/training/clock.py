@@ -22,7 +22,7 @@ class Clock:
         self._device = device
         self._start = perf_counter()
         self._plain = deque[float](maxlen=_REMEMBERED)
-        self._between = deque[float](maxlen=_REMEMBERED)  # measured batches and the next ones
+        self._between = list[float]()  # measured batches and the next ones
         self._seconds = list[float]()  # of batches that are measured
         self._num_in_first = 1  # of these, in the first measurement
         self._began: float | None = None

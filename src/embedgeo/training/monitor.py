@@ -882,8 +882,8 @@ class Monitor(ABC):
             return
         earlier = own if self._file is None else self._file.origin.get("probe", own)
         self.origin["probe"] = earlier
-        if own not in earlier.rpartition(", ")[2]:
-            self.origin["probe"] = f"{earlier}, {own} from step {self._now}"
+        if own not in earlier:
+            self.origin["probe"] = f"{earlier}, {own}"
             self._warn(
                 "the batches of the probe are others than those of earlier steps in its history "
                 "file: do not compare them."
