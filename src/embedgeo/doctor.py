@@ -110,7 +110,8 @@ def describe(
         ranks: number of ranks that have different rows; default: those of this process group.
 
     Raises:
-        ValueError: a size is not positive, or the monitor cannot start on the model.
+        ValueError: a size is not positive, the monitor cannot start on the model, or a forward pass
+            of it changes weights in place.
     """
     ranks = num_ranks() if ranks is None else ranks
     if batch_size < 1 or seq_len < 1 or ranks < 1:

@@ -325,7 +325,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
     ]
     copies = {id(weight): weight.detach().clone() for weight in limited}
     shards = named_shards(model)
-    own = [] if shards else [(each, [*each._parameters.items()]) for each in model.modules()]
+    held = [] if shards else [(each, [*each._parameters.items()]) for each in model.modules()]
     weights = [
         (name, weight, weight.data, changes(weight), _first_numbers(weight))
         for name, weight in [*model.named_parameters(), *shards]
@@ -336,7 +336,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         changed = dict[int, str]()
-        for module, parameters in own:
+        for module, parameters in held:
             for name, parameter in parameters:
                 module._parameters[name] = parameter
         with torch.no_grad():
@@ -347,6 +347,7 @@ def kept_weights(model: nn.Module) -> Iterator[None]:
                     _put_values(weight, copies[id(weight)])
                 elif changes(weight) != number or not first.equal(_first_numbers(weight)):
                     changed[id(weight)] = name
+        # of a pass that has failed, too; an interrupt stays one
         if changed and isinstance(sys.exception(), Exception | None):
             raise ChangedWeightsError(changed)
 

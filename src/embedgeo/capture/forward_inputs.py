@@ -408,11 +408,11 @@ def _padding_mask(
     """The positions that count, (batch, positions), of pairs that may attend, (batch, …, queries,
     keys): keys that no query attends to are padding. The ``shape`` is (batch, positions).
 
-    A mask of two dimensions has them already, unless it may be of pairs: where it is triangular, or
-    not of a module whose arguments are known and with one value at all places of a position with
-    itself. Of others the positions in a cache are kept before
-    them, if there is one. None where the mask does not tell them: where
-    queries that count differ in more than being causal.
+    A mask of two dimensions has them already, unless it is square, with one value on its diagonal,
+    and may be of pairs: it is triangular, or ``is_known`` is false, as the names of the module's
+    arguments do not say what they are. Of others the positions in a cache are kept before them, if
+    there is one. None where the mask does not tell them: where it may be of pairs, or queries that
+    count differ in more than being causal.
     """
     if allowed.ndim < 2:
         return None

@@ -200,7 +200,7 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     signs = x.new_tensor([[1, -1]])
 
     def norms(of_rows: Callable[[Tensor], Tensor]) -> Tensor:
-        # a bag of two reads both rows once, and adds one to the negative other without rounding
+        # the sum of a bag, one row times 1 and another times -1, is their difference, in one pass
         bags = (
             embedding_bag(pair, x, per_sample_weights=signs.expand(len(pair), 2), mode="sum")
             for pair in pairs.split(step)
@@ -246,7 +246,7 @@ class Float64Rows(NamedTuple):
         left[:, -2] = 1
         left[:, -1] = own
         squared = left.new_empty(len(rows), len(self.x))
-        torch.mm(left, self.values.T, out=squared)  # autocast leaves it alone
+        torch.mm(left, self.values.T, out=squared)  # autocast leaves one with an out alone
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         # a square that has overflowed is NaN, and so is the least of its row

@@ -12,9 +12,9 @@ _REMEMBERED = 101  # plain batches, whose median tells what one takes
 class Clock:
     """The seconds that measured batches take beyond those of plain ones.
 
-    A plain batch is timed up to the start of the next one, for no device is waited for after it,
-    less what comes between two batches, such as loading data: see there after measured ones, which
-    end once the device has.
+    A plain batch is timed up to the start of the next one, for no device is waited for after it.
+    What comes between batches, such as loading data, is taken from that. It is timed after measured
+    batches, at whose end the device has nothing left to do.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class Clock:
         self._device = device
         self._start = perf_counter()
         self._plain = deque[float](maxlen=_REMEMBERED)
-        self._between = list[float]()  # measured batches and the next ones
+        self._between = list[float]()  # measured batches and those after them
         self._seconds = list[float]()  # of batches that are measured
         self._num_in_first = 1  # of these, in the first measurement
         self._began: float | None = None
