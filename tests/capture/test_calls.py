@@ -102,6 +102,23 @@ def test_what_hooks_have_noted_of_a_pass_is_taken_from_their_notes():
     assert SEEN_BY_HOOKS == called.seen == bound.seen == []
 
 
+class Stubborn(list):
+    def clear(self):
+        raise OSError(self)
+
+
+def test_what_a_pass_has_resized_is_put_back_where_something_else_cannot_be():
+    model = nn.Module()
+    model.register_buffer("least", torch.empty(0))  # as an observer's of quantization
+    model.notes = Stubborn()
+    model.scale = torch.ones(2)
+    with pytest.raises(OSError, match="tensor"), kept_state(model):
+        model.least.resize_(3).fill_(1)
+        model.notes.append(model.scale.zero_())
+    assert not len(model.least)
+    assert model.scale.all()
+
+
 def test_a_tensor_as_large_as_a_data_set_is_not_copied():
     model = nn.Linear(2, 2)
     model.text = text = torch.zeros(()).expand(2**48)  # no memory holds a copy

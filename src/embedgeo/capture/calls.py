@@ -230,17 +230,21 @@ every_module_called = _Setting(_without_fast_path)
 """Context in which torch's transformer layers call their modules in passes without gradients."""
 
 
+def _with_mode(model: nn.Module) -> list[nn.Module]:
+    return [each for each in model.modules() if hasattr(each, "training")]  # not frozen TorchScript
+
+
 def set_eval_modes(model: nn.Module) -> None:
     """Put each module into eval mode by its attribute alone: its ``eval()`` may merge adapters into
     weights.
     """
-    for module in model.modules():
+    for module in _with_mode(model):
         module.training = False
 
 
 def mode_restorer(model: nn.Module) -> Callable[[], None]:
     """A function that puts each module back into the mode, train or eval, that it has now."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in _with_mode(model)]
 
     def put_back() -> None:
         for module, was_training in modes:
@@ -305,9 +309,9 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         raise
     finally:
         wrappers.forward = forward
-        with torch.no_grad():
-            for put_back in undo.values():
-                put_back()
+        with torch.no_grad(), ExitStack() as stack:  # each, also where another one fails
+            for put_back in reversed(undo.values()):
+                stack.callback(put_back)
 
 
 @contextmanager
@@ -432,4 +436,6 @@ def _put_contents(value: Any, before: Any) -> None:
 
 def _put_values(tensor: Tensor, before: Tensor) -> None:
     if not are_equal(tensor, before):  # a backward pass may need an unchanged one's version
+        if tensor.shape != before.shape:
+            tensor.resize_(before.shape)
         tensor.copy_(before)
