@@ -112,7 +112,8 @@ def test_what_a_pass_has_resized_is_put_back_where_something_else_cannot_be():
     model.register_buffer("least", torch.empty(0))  # as an observer's of quantization
     model.notes = Stubborn()
     model.scale = torch.ones(2)
-    with pytest.raises(OSError, match="tensor"), kept_state(model):
+    refused = pytest.raises(OSError, match="tensor")
+    with refused, kept_state(model):
         model.least.resize_(3).fill_(1)
         model.notes.append(model.scale.zero_())
     assert not len(model.least)

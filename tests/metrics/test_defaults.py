@@ -1,5 +1,6 @@
 """Sets of metrics by width, the choice of a monitor, and the memory that metrics take."""
 
+import gc
 import json
 import logging
 import re
@@ -66,6 +67,7 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
 
 def peak_bytes(run, path):
     """The most bytes that are allocated at a time in a run, as torch's profiler counts them."""
+    gc.collect()  # of other tests, and not in this run
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     profiled.export_chrome_trace(str(path))

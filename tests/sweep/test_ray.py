@@ -20,19 +20,22 @@ from tests.files import ROOT
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
-# ray 2.50, of the processes of a cluster that it starts
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")
+pytestmark = [  # ray 2.50, of the processes of a cluster that it starts, and to every driver
+    pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
+]
 
 WEIGHTS = "model.safetensors"
 DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     with FileLock(f"{DOWNLOADS}.lock"):  # workers of other tests would be taken for its own
         cluster = Cluster()
         for _ in range(3):
             cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
         cluster.shutdown()
 
@@ -47,8 +50,7 @@ def run(hub):
     return commits
 
 
-def on(cluster, **more):
-    return {"on": "ray", "ray_address": cluster.address, "workers": 3, **more}
+ON_RAY = {"on": "ray", "workers": 3}
 
 
 def files(out):
@@ -79,7 +81,7 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
-def interrupt(options, cluster):
+def interrupt(options):
     """Send SIGINT to a sweep of one worker while that downloads step 2."""
     folder = SweepFolder(options["out"])
     workers = []
@@ -92,7 +94,7 @@ def interrupt(options, cluster):
     sender = threading.Thread(target=send)
     sender.start()
     with pytest.raises(KeyboardInterrupt):
-        sweep(REPOSITORY, **options, **on(cluster, workers=1))
+        sweep(REPOSITORY, **options, on="ray")
     sender.join()
     assert list(DOWNLOADS.iterdir()) == []
     wait_for(lambda: not Path(f"/proc/{workers[0]}").exists())
@@ -109,11 +111,11 @@ def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_l
     failed = options["out"] / "failed" / "step2.txt"
     why = "asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0"
     with pytest.raises(ValueError, match=why):
-        sweep(REPOSITORY, **options, **on(cluster, resources={"GPU": 1}))
+        sweep(REPOSITORY, **options, **ON_RAY, resources={"GPU": 1})
     assert not options["out"].exists()
     assert sweep(REPOSITORY, **local) == 3
     hub.fail(WEIGHTS, run[2], "stall")
-    interrupt(options, cluster)
+    interrupt(options)
     hub.requests.clear()
     first = (2, 4, 5)  # with which three workers begin
     for step in first:
@@ -135,7 +137,7 @@ def test_stopped_and_with_workers_and_a_node_killed_a_sweep_has_the_files_of_a_l
     killer = threading.Thread(target=kill)
     killer.start()
     printed()
-    assert sweep(REPOSITORY, **options, **on(cluster)) == 3
+    assert sweep(REPOSITORY, **options, **ON_RAY) == 3
     killer.join()
     assert "the worker of step2 died: it is measured again" in printed()
     assert "its worker died, 2 times" in failed.read_text()
@@ -151,11 +153,12 @@ def test_options_that_make_no_sense_are_refused():
             SweepSettings(REPOSITORY, **more)
 
 
-def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
+def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(
-        OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
+        OSError, match=r"RAY_ADDRESS must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
     ):
-        sweep(local_run(tmp_path / "run"), **options, on="ray", ray_address="127.0.0.1:1")
+        sweep(local_run(tmp_path / "run"), **options, on="ray")
     assert not options["out"].exists()
 
 

@@ -230,21 +230,18 @@ every_module_called = _Setting(_without_fast_path)
 """Context in which torch's transformer layers call their modules in passes without gradients."""
 
 
-def _with_mode(model: nn.Module) -> list[nn.Module]:
-    return [each for each in model.modules() if hasattr(each, "training")]  # not frozen TorchScript
-
-
 def set_eval_modes(model: nn.Module) -> None:
     """Put each module into eval mode by its attribute alone: its ``eval()`` may merge adapters into
     weights.
     """
-    for module in _with_mode(model):
-        module.training = False
+    for module in model.modules():
+        if hasattr(module, "training"):  # frozen TorchScript is in no mode
+            module.training = False
 
 
 def mode_restorer(model: nn.Module) -> Callable[[], None]:
     """A function that puts each module back into the mode, train or eval, that it has now."""
-    modes = [(module, module.training) for module in _with_mode(model)]
+    modes = [(each, each.training) for each in model.modules() if hasattr(each, "training")]
 
     def put_back() -> None:
         for module, was_training in modes:

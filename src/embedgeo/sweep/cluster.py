@@ -47,7 +47,7 @@ def connected(settings: SweepSettings) -> Iterator[None]:
     is_ours = not ray.is_initialized()  # or else the program's that has called this
     try:
         if is_ours:
-            _connect(settings.ray_address)
+            _connect()
         needed = {"CPU": 1, **(settings.resources or {})}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(
@@ -64,24 +64,22 @@ def connected(settings: SweepSettings) -> Iterator[None]:
             ray.shutdown()
 
 
-def _connect(address: str | None) -> None:
-    known = address or os.environ.get("RAY_ADDRESS")
+def _connect() -> None:
+    address = os.environ.get("RAY_ADDRESS")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        if known not in (None, "auto", "local"):  # Ray itself tries for minutes
-            host, _, port = known.rpartition(":")
+        if address not in (None, "auto", "local"):  # Ray itself tries for minutes
+            host, _, port = address.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=5):
                 pass
-        with warnings.catch_warnings():  # ray 2.50 gives every driver its advice on a variable
-            warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit as stopped:  # what Ray makes of SIGTERM
         raise KeyboardInterrupt from stopped
     except Exception as error:
         raise ConnectionError(
-            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this "
-            "machine is a node, or "
-            f"local for a new one; got {known or 'none, and Ray has found one'} ({reason(error)})."
+            "RAY_ADDRESS must be auto, or HOST:PORT of a Ray cluster that runs, of which this "
+            "machine is a node, or local for a new one; got "
+            f"{address or 'none, and Ray has found one'} ({reason(error)})."
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():

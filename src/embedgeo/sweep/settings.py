@@ -17,7 +17,7 @@ _LEAST = {
 }
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "tokens", "out", "evict", "dry_run", "device", "device_map"),
-    *("on", "ray_address", "workers", "resources"),
+    *("on", "workers", "resources"),
 )
 
 
@@ -100,10 +100,9 @@ class SweepSettings:
         out: the folder; default: ``runs/sweep-<name>``. Sweeps of the same options into one folder
             share it.
         on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies
-            duplicates and writes.
-        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``:
-            one that is started on this machine; default: the cluster that Ray finds, else a local
-            one.
+            duplicates and writes. Ray's variable ``RAY_ADDRESS`` names it: HOST:PORT of a cluster
+            that this machine is a node of, ``auto``, or ``local``, one that is started on this
+            machine; without it the cluster is the one that Ray finds, else a local one.
         workers: number of checkpoints that are measured at once on Ray.
         resources: of each worker, as ``{"GPU": 1}``, beside one CPU unless ``CPU`` says otherwise.
         evict: download into the folder of the sweep, and remove each checkpoint once it is
@@ -154,7 +153,6 @@ class SweepSettings:
     save_samples: bool = False
     out: str | None = None
     on: Literal["ray"] | None = None
-    ray_address: str | None = None
     workers: int = 1
     resources: dict[str, float] | None = None
     evict: bool = True
@@ -192,10 +190,9 @@ class SweepSettings:
             )
         self._require_texts()
         self._require_types()
-        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
+        if self.on is None and (self.workers != 1 or self.resources):
             raise ValueError(
-                "ray_address, workers and resources say where to measure on Ray; give --on ray "
-                "with them."
+                "workers and resources say how to measure on Ray; give --on ray with them."
             )
         if self.device_map is not None:
             self._require_device_map()

@@ -952,8 +952,7 @@ class Monitor(ABC):
     ) -> None:
         means = block_means(records, silent, geometry.deviations())
         logged = [Record(step=step, **each) for each in [*records, *means]]
-        measured = [*logged]
-        measured += self._hear(step, measured, geometry)
+        measured = [*logged, *self._hear(step, logged, geometry)]
         last = self.history[-1]["step"] if self.history else -1
         if last > step:
             self._say(f"its history drops what an earlier fit measured from step {step} on.")
@@ -1003,8 +1002,7 @@ class Monitor(ABC):
             added, why = list[Record](), self._broken.get(name, "")
             try:
                 if not why:
-                    copies = [*Records(records)]
-                    added = _added(step, listener(step, copies, geometry))
+                    added = _added(step, listener(step, [*Records(records)], geometry))
             except Exception as error:
                 if self.on_error == "raise":
                     raise
