@@ -5,6 +5,7 @@ and layers.
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 from math import nan
 from pathlib import Path
@@ -109,6 +110,11 @@ class Run:
     date: str = ""  # when it was measured, if known
     # in its settings from the first of the runs
     differences: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # many figures ask for them, and none changes them
+        for each in (self.shown, self.means, self.mean_errors):
+            vars(self)[each.__name__] = cache(each)
 
     @property
     def metrics(self) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import isnan
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -137,13 +137,13 @@ def _moved(kind: str, run: Run) -> list[str]:
     """What massive rows or one coordinate make: at each layer where they hold most."""
     worst: dict[str, tuple[float, str]] = {}
     known = run.values[[key for key in run.values if str(key).endswith(KINDS[kind].after)]]
-    for step, layer in known.index[known.notna().any(axis=1)]:
-        values, errors = (
-            each.loc[step, layer].dropna().to_dict() for each in (run.values, run.errors)
-        )
-        share = values.get(KINDS[kind].share, 0.0)
-        text = finding(values, errors, kind)
-        if text and share >= worst.get(layer, (0.0, ""))[0]:
+    is_known = known.notna().any(axis=1)
+    values: Any = run.values[is_known].to_dict("index")
+    errors: Any = run.errors[is_known].to_dict("index")
+    for (step, layer), own in values.items():
+        share = own.get(KINDS[kind].share, 0.0)
+        text = finding(own, errors[step, layer], kind)
+        if text and not share < worst.get(layer, (0.0, ""))[0]:
             worst[layer] = share, f"{layer}{_at_step(run, step)}: {text}"
     return [worst[layer][1] for layer in run.layers if layer in worst]
 

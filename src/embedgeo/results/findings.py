@@ -104,8 +104,8 @@ def _left_out(values: Values, kind: str) -> str:
     massive = values.get("n_massive", nan)
     rows = f"{massive:,.0f} massive {'row' if massive == 1 else 'rows'}"
     if kind == "massive":
-        num_first = values.get("n_massive_first", 0.0)
-        more = f" ({num_first:,.0f} of them first positions)" if num_first else ""
+        num_first = values.get("n_massive_first", nan)
+        more = f" ({num_first:,.0f} of them first positions)" if num_first > 0 else ""
         return f"without {rows} of {values.get('n', nan):,.0f}{more}"
     if kind == "top_dim":
         share = values.get("top_dim_share", nan)

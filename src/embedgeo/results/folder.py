@@ -403,12 +403,12 @@ def with_means(
     errors where there is a file of deviations.
     """
     frames = [*checkpoints]
-    means = list[pd.DataFrame]()
+    means = list[dict[Any, Any]]()
     for frame, path in zip_longest(frames, jackknife):
         of_blocks = block_means(to_records(frame), deviations=_deviations(path))
-        shared = frame.columns.difference([*RECORD_COLUMNS])
-        means.append(pd.DataFrame(of_blocks).assign(**frame[shared].iloc[0]))
-    return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)
+        shared: Any = frame[frame.columns.difference([*RECORD_COLUMNS])].iloc[0].to_dict()
+        means += [shared | each for each in of_blocks]
+    return pd.concat([*frames, pd.DataFrame(means)] if means else frames, ignore_index=True)
 
 
 def _deviations(path: Path | None) -> Deviations:
