@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize
@@ -202,8 +203,8 @@ def save(data: FigureData, folder: Path) -> bytes:
     write_csv(data.numbers, folder / f"{data.name}.csv")
     picture, *_ = png(data.figure)
     data.figure.set_layout_engine("none")  # it is laid out
-    data.figure.savefig(
-        folder / f"{data.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None}
+    FigureCanvasSVG(data.figure).print_svg(  # savefig would draw it once more
+        folder / f"{data.name}.svg", metadata={"Date": None, "Creator": None}
     )
     (folder / f"{data.name}.png").write_bytes(picture)
     return picture
