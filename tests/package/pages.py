@@ -55,8 +55,8 @@ SHORTER = MappingProxyType(
 """Options that are added to commands which otherwise take minutes, or a published data set."""
 
 NOT_HERE = re.compile(
-    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python (torchtitan_llama.py|-m research))\b"
-    r"|CUDA_VISIBLE_DEVICES=|embedgeo sweep .*(--on ray|hf://|--device-map)"
+    r"(\w+=\S+ )*((pip|make|sbatch|accelerate|ray|python (torchtitan_llama.py|-m research))\b"
+    r"|embedgeo sweep .*(--on ray|hf://|--device-map))|CUDA_VISIBLE_DEVICES="
 )
 """Commands that take a cluster, a launcher, GPUs, an installer, a clone or a published data set.
 """

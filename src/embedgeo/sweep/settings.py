@@ -15,9 +15,18 @@ _LEAST = {
     **dict.fromkeys(("batch_size", "id_batches", "workers"), 1),
     **dict.fromkeys(("max_words", "min_words"), 0),
 }
-_RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
-    *("text", "tokens", "out", "evict", "dry_run", "device", "device_map"),
-    *("on", "workers", "resources"),
+# that do not change the results; of the text, the hash is recorded
+_RUN_OPTIONS = (
+    "text",
+    "tokens",
+    "out",
+    "evict",
+    "dry_run",
+    "device",
+    "device_map",
+    "on",
+    "workers",
+    "resources",
 )
 
 

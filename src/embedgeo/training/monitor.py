@@ -595,7 +595,9 @@ class Monitor(ABC):
         for group in (self._ranks, self._row_group):
             if isinstance(group, OwnGroup):
                 group.end()
-        self._meetings = self._ranks = self._row_group = None
+        self._meetings = None
+        self._ranks = None
+        self._row_group = None
 
     @_guarded
     def _before_batch(self, step: int, batch: Any) -> None:
@@ -631,7 +633,7 @@ class Monitor(ABC):
         before, self._numbers = self._numbers, first_numbers(self._watched)
         if not all(map(are_equal, before, self._numbers)):
             self._detach()
-            self._geometry = self._window_start = None
+            self._geometry, self._window_start = None, None
             self._last_batches = LastBatches(self.schedule.window)
             raise ValueError(
                 f"step is still {self._now} in the {self._num_batches}th batch, while weights have "
@@ -725,7 +727,8 @@ class Monitor(ABC):
                 "destroyed before, and what was not complete is left out. End training, or call "
                 "close(), before destroy_process_group()."
             )
-        self._window_start = self._geometry = None
+        self._window_start = None
+        self._geometry = None
 
     def _stop(self) -> None:
         """Leave the run, after an exception too; its place in the schedule may still be saved to a
@@ -734,7 +737,8 @@ class Monitor(ABC):
         with ExitStack() as stack:  # each of them is called, whatever the others raise
             for undo in (self._close_file, self._leave_ranks, self._detach):
                 stack.callback(undo)
-        self._run = self._geometry = None
+        self._run = None
+        self._geometry = None
         self._last_batches = LastBatches(self.schedule.window)
         self._watched, self._numbers = [], []
 
