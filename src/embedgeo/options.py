@@ -96,16 +96,11 @@ class _Parser(ArgumentParser):
 class _Preset(Action):
     """The name of a preset, which gives options as a configuration does: those after it take their
     place.
-
-    ``list`` prints the names of the presets there are, and ends the command.
     """
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        if values == "list":
-            print("\n".join(preset_files()))
-            parser.exit()
         if given := parser.options_in(namespace):
             raise ArgumentError(
                 self, f"comes first, and options after it; got {given[0]} before {values}"
@@ -132,12 +127,9 @@ def make_parser(
         command = _Parser(description=_plain(described.description, arguments), allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
         if settings is SweepSettings:
-            named = (
-                "a preset by name, whose options those after it take the place of; list: print "
-                "their names"
-            )
+            named = f"a preset, which options after it change: {', '.join(preset_files())}"
             command.add_argument(
-                "--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named
+                "--preset", metavar="NAME", action=_Preset, default=SUPPRESS, help=named
             )
         _add_options(command, settings)
         parser.commands[name] = command

@@ -25,9 +25,7 @@ def preset_file(name: str) -> Path:
 def example_files() -> dict[str, list[Path]]:
     """Files of each example, by name: the script, after it what it is run with."""
     by_name: dict[str, list[Path]] = {}
-    for path in sorted(
-        _shipped("examples").glob("[!.]*"), key=lambda path: (path.stem, path.suffix)
-    ):
+    for path in sorted(_shipped("examples").glob("[!.]*")):
         if path.is_file():
             by_name.setdefault(path.stem, []).append(path)
     return by_name

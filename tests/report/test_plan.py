@@ -38,4 +38,5 @@ def test_of_many_metrics_runs_have_few_figures_each(tmp_path, num_runs, of_headl
         assert [drawn[f"{metric}-{kind}"] for kind in KINDS] == [
             num_runs * (kind in kinds) for kind in KINDS
         ]
-        assert drawn[f"{metric}-compared-dynamics"] == (num_runs > 1)
+        together = drawn[f"{metric}-compared-dynamics"], drawn[f"{metric}-compared-profiles"]
+        assert together == (num_runs > 1, num_runs > 1 and metric in HEADLINES)

@@ -12,8 +12,8 @@ from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
 
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
-_IN_FULL = 40  # metrics that have all their figures
-_FEW_RUNS = 4  # that have all figures of the headlines, where there are more metrics than that
+_IN_FULL = 40  # metrics that are drawn in full; of more, the headlines
+_FEW_RUNS = 4  # each of which has all its figures
 _GLANCE = 5  # metrics that have a small figure at the top
 _SMALL = 3.1, 3.6  # inches of those figures
 
@@ -38,8 +38,10 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, references: Sequence[Ru
         return [(title, lambda: Panel("", "", text, _groups(runs, writer, draw)))]
 
     def of_metrics(title: str, metrics: Sequence[str]) -> Plan:
-        has_many = len(drawn) > _IN_FULL
-        return [(title, partial(_metric_panel, runs, writer, key, has_many)) for key in metrics]
+        in_full = metrics if len(drawn) <= _IN_FULL else headlines()
+        return [
+            (title, partial(_metric_panel, runs, writer, key, key in in_full)) for key in metrics
+        ]
 
     def beside_earlier(run: Run) -> Iterator[FigureData]:
         return chain.from_iterable(before_band(run, metric, references) for metric in drawn)
@@ -71,22 +73,18 @@ def _glance(runs: Sequence[Run], writer: FigureWriter, metrics: Sequence[str]) -
     return Panel("", "", "", [("", small)] if small else [])
 
 
-def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, has_many: bool) -> Panel:
-    """The runs beside each other, and the figures of each.
+def _metric_panel(runs: Sequence[Run], writer: FigureWriter, metric: str, in_full: bool) -> Panel:
+    """The runs beside each other, and the figures of each, of which many runs have one.
 
-    Of many metrics, those that are no headlines have the former alone, or one figure of a single
-    run. Headlines have one figure of each of many runs.
+    A metric that is not drawn in full has one figure of all runs, or of a single one.
     """
     compared = [run for run in runs if run.varies(metric)]
     groups: list[Group] = []
+    most = None if in_full and len(runs) <= _FEW_RUNS else 1
     if len(compared) > 1:
-        together = [writer.add(data) for data in _comparisons(compared, metric)]
-        groups.append((ALL_RUNS, together))
-    most = None
-    if has_many and metric not in headlines():
-        most = 0 if groups else 1
-    elif has_many and len(runs) > _FEW_RUNS:
-        most = 1
+        drawn = islice(_comparisons(compared, metric), None if in_full else 1)
+        groups.append((ALL_RUNS, [writer.add(data) for data in drawn]))
+        most = most if in_full else 0
     groups += _groups(runs, writer, lambda run: islice(_metric_figures(run, metric), most))
     return Panel(term(metric).name, metric, term(metric).meaning, groups)
 

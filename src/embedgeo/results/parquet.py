@@ -163,7 +163,8 @@ def write_parquet(
 
 def to_records(frame: pd.DataFrame) -> list[Record]:
     """The records in a table of a checkpoint."""
-    records: Any = frame[[*RECORD_COLUMNS]].to_dict("records")
+    rows = zip(*(frame[column].tolist() for column in RECORD_COLUMNS), strict=True)
+    records: Any = [dict(zip(RECORD_COLUMNS, row, strict=True)) for row in rows]
     return records
 
 
