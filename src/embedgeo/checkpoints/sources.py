@@ -358,6 +358,8 @@ def list_checkpoints(
         checkpoints += (of_none or of_steps) if final else (of_steps or of_none)
     checkpoints.sort(key=lambda c: (c.position.series, c.step, c.name))
     _require_distinct(checkpoints)
+    if not final:
+        _warn_of_single(checkpoints)
     return checkpoints
 
 
@@ -390,7 +392,6 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
     positions = {name: position for name in commits if (position := parse_position(name))}
     others = commits.keys() - positions.keys() - {revisions}
     _warn_of_others(repository, filter(_LIKE_STEP.search, others))
-    _warn_of_single(repository, positions)
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
@@ -464,7 +465,6 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         model,
         [p.name for p in candidates if p not in (*known, folder) and _is_like_one(p, is_model)],
     )
-    _warn_of_single(model, {p.name: each for p, each in positions.items() if p.is_dir()})
     for path, position in positions.items():
         series = _with_model(own, "" if path.is_file() else position.series)
         name = file_name(_with_model(own, path.name))
@@ -606,14 +606,20 @@ def _with_model(model: str, name: str) -> str:
     return f"{model}--{name}" if model else name
 
 
-def _warn_of_single(model: str, positions: Mapping[str, Position]) -> None:
-    """Warn of runs of one checkpoint, beside others, by their names."""
-    counts = Counter(position.series for position in positions.values())
-    single = [name for name, position in positions.items() if counts[position.series] == 1]
-    if len(positions) > 1 and single:
+def _warn_of_single(checkpoints: Sequence[Checkpoint]) -> None:
+    """Warn of runs of one checkpoint among others of its model, or that was given by itself."""
+    counts = Counter(key for c in checkpoints for key in (c.position.series, Path(c.model)))
+    single = [
+        c.name
+        for c in checkpoints
+        if counts[c.position.series] == 1
+        and (counts[Path(c.model)] > 1 or _named_position(Path(c.model)))
+    ]
+    if len(checkpoints) > 1 and single:
         warnings.warn(
-            f"{model}: runs of one checkpoint each: {listed(single)}. Their names differ from "
-            "others in more than step and tokens; rename those that are of one run.",
+            f"runs of one checkpoint each: {listed(single)}. Those of one run are in one folder, "
+            "which is given as the model, or in one repository, and their names differ in step and "
+            "tokens alone.",
             stacklevel=2,
         )
 
