@@ -28,7 +28,7 @@ def run_example(name, *arguments):
 def test_examples_are_listed(printed):
     assert main(["examples"]) == 0
     listed = printed().partition("\n\n")[0].splitlines()
-    assert listed == sorted({path.stem for path in (ROOT / "examples").glob("[!.]*.*")})
+    assert sorted(listed) == sorted({path.stem for path in (ROOT / "examples").glob("[!.]*.*")})
 
 
 def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
