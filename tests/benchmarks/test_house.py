@@ -6,7 +6,7 @@ from pathlib import Path
 
 import embedgeo
 
-TOKENS = 158_406
+TOKENS = 158_405
 """Most Python tokens of the package. The number goes down with what is removed."""
 
 _NO_CODE = {
