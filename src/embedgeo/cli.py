@@ -19,7 +19,6 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
-_CONTINUED = ("sweep", "drift")
 
 
 def drift(folder: Path) -> None:
@@ -177,8 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stopped.__context__, KeyboardInterrupt
         ):
             raise  # not lightning's for a KeyboardInterrupt
-        left = "; started again, it goes on where it was" if name in _CONTINUED else ""
-        print(f"embedgeo: stopped{left}", file=sys.stderr)
+        print("embedgeo: stopped; a sweep goes on where it was, started again", file=sys.stderr)
         if argv is None:
             sys.stdout.flush()
             os._exit(130)  # an ordinary exit waits for the threads that download

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TypeVar
 
-from embedgeo.formatting import did_you_mean
-
 T = TypeVar("T")
 
 
@@ -53,9 +51,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
 def _named(name: str, known: dict[str, T], kind: str) -> T:
     if name not in known:
         names = ", ".join(known) or "none here"
-        raise ValueError(
-            f"the name of {kind} must be one of {names}; got {name!r}.{did_you_mean(name, known)}"
-        )
+        raise ValueError(f"the name of {kind} must be one of {names}; got {name!r}.")
     return known[name]
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.structure import token_embeddings
-from tests.models import VOCABULARY, Block, NanoGPT, Titan, gpt_neox, token_batch
+from tests.models import VOCABULARY, Block, NanoGPT, Titan, gpt_neox, llama, token_batch
 from tests.observed import layer_names, observed, rows_seen
 
 # ── Tables
@@ -248,3 +249,22 @@ def test_the_final_norm_is_the_next_one_after_the_blocks(defined, called, why_no
     else:
         rows, _ = rows_seen(observed(model, batch, layers), "final_norm")
         assert torch.equal(rows, states[-1].flatten(0, 1))
+
+
+class NormLinear(nn.Linear):
+    """Has norms of weights."""
+
+
+@pytest.mark.parametrize("kind", [weight_norm, spectral_norm, lambda head: NormLinear(16, 16)])
+def test_a_norm_of_weights_is_no_norm_of_states(kind):
+    model = Norms("layers")
+    model.norm, model.head = None, kind(nn.Linear(16, 16))
+    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02"]
+
+
+def test_what_makes_a_weight_is_no_stack_beside_the_blocks():
+    model = llama()
+    for module in [*model.modules()]:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            weight_norm(module)
+    assert [*observed(model.eval(), token_batch()).compute()] == layer_names(llama())

@@ -75,7 +75,7 @@ def test_help_lists_the_presets(printed):
     [
         (
             ["--preset", "pytia"],
-            "got 'pytia'. Did you mean pythia? (embedgeo sweep --help lists the options)\n",
+            "got 'pytia'. (embedgeo sweep --help lists the options)\n",
         ),
         (
             ["--steps", "4", "--preset", "pythia"],

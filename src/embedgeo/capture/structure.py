@@ -62,8 +62,10 @@ def library(module: nn.Module) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a norm, by a whole word of its class's name."""
-    return re.search(r"Norm(?![a-z])", type(module).__name__) is not None
+    """Tell whether a module is a norm, by a whole word of its class's name. A NormLinear has norms
+    of weights.
+    """
+    return re.search(r"Norm(?![a-z]|\w*(Linear|Head))", type(module).__name__) is not None
 
 
 def measured_model(model: nn.Module) -> nn.Module:
@@ -214,6 +216,8 @@ def _stacks(submodel: nn.Module) -> list[Stack]:
 
     def walk(parent: nn.Module, *, is_inside: bool) -> None:
         for name, child in parent.named_children():
+            if name == "parametrizations":  # of a weight
+                continue
             entries: Iterable[Any] = ()
             if isinstance(child, nn.ModuleList | nn.Sequential):
                 entries = child
@@ -313,7 +317,11 @@ def final_norms(stack: Stack) -> list[nn.Module]:
         if stack.blocks[0] in map(unwrapped, child.children()):
             norms = behind
         module = unwrapped(child)
-        leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
+        leaves = [
+            inner
+            for inner in module.modules()
+            if hasattr(inner, "parametrizations") or not [*inner.children()]
+        ]
         # one with nothing but norms inside is one, too: an adapter may train a copy
         is_one = is_norm(module) or (is_callable(module) and all(map(is_norm, leaves)))
         # of embeddings: before the blocks

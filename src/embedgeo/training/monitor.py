@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 _FAILED = "it has failed"
 _LOST = "its rows were dropped"
-_MOST_BATCHES = 10_000  # of a probe
+_MOST_BATCHES = 2_000  # of a probe
 _WATCHED_BATCHES = 25  # of one step, after which the weights are compared
 # what the default metrics do without, the first one that fits the budget
 _BOUNDS: Sequence[dict[str, Any]] = (
@@ -712,7 +712,8 @@ class Monitor(ABC):
         return (
             self.measure_last
             and self._geometry is not None
-            and step not in (self._first_step, self._measured_step)
+            and step != self._first_step
+            and (self._was_silent or step != self._measured_step)
         )
 
     def _why_not_last(self, step: int) -> str:
@@ -959,7 +960,8 @@ class Monitor(ABC):
         if last >= step:  # of a fit before, which ended there
             del self.history[bisect_left(self.history, step, key=operator.itemgetter("step")) :]
         self.history.extend(measured)
-        self._clock.count()
+        if records:
+            self._clock.count()
         self.origin |= geometry.origin_of_metrics()
         if self._file is not None:
             self._file.origin |= self.origin
