@@ -373,7 +373,7 @@ def test_a_probe_that_draws_other_batches_is_told_once_and_one_without_end_is_re
     batches, num_batches = repeat({}), None
     options = {"probe": Drawn(), "probe_forward": lambda *call: None, **OPTIONS}
     monitor = StepMonitor(gpt_neox(), 1, **options)
-    with pytest.raises(ValueError, match="probe must end; it gives more than 10,000"):
+    with pytest.raises(ValueError, match="probe must end; it gives more than 2,000"):
         monitor.step(0).__enter__()
 
 
