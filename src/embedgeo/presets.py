@@ -50,8 +50,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
 
 def _named(name: str, known: dict[str, T], kind: str) -> T:
     if name not in known:
-        names = ", ".join(known) or "none here"
-        raise ValueError(f"the name of {kind} must be one of {names}; got {name!r}.")
+        raise ValueError(f"the name of {kind} must be one of {', '.join(known)}; got {name!r}.")
     return known[name]
 
 

@@ -78,6 +78,11 @@ def load_config(folder: Path, *, trust_remote_code: bool | None = None) -> PreTr
                     f"config.json: {key} must not name code on the Hub; got {value!r}. "
                     f"--trust-remote-code allows it."
                 )
+            if key == "transformers_weights":
+                raise ValueError(
+                    f"config.json: {key} must not name a file; got {value!r}. Rename that to "
+                    "model.safetensors, and take the key out."
+                )
             if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
                 raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
         return dict(pairs)
