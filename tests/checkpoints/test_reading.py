@@ -108,7 +108,7 @@ def test_json_that_cannot_be_read_is_named(tmp_path, name):
         said(error)
 
 
-def test_code_on_the_hub_and_weights_that_a_configuration_names_are_refused(tmp_path):
+def test_code_on_the_hub_that_a_configuration_names_is_refused(tmp_path):
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
         for named in ("evil/kernel", {"": "evil/kernel@main:run"}):
             write_files(tmp_path, {"config.json": json.dumps({"text": {key: named}}).encode()})
