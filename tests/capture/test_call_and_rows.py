@@ -740,6 +740,25 @@ def test_rows_that_images_take_have_no_token_type():
     assert [values[key] for key in ("n", "V_W")] == [52, 0]
 
 
+class Looks(Small):
+    """Has a tower of images, of more blocks, that is called before the text is looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = Small()
+        self.images.word = nn.Identity()
+        self.images.layers = nn.ModuleList(Added(8) for _ in range(4))
+
+    def forward(self, ids, images):
+        self.images(images)
+        return super().forward(ids)
+
+
+def test_ids_that_are_looked_up_after_the_images_are_found():
+    values = measured(Looks(), ids_of(), torch.ones(4, 5, 8), layers="layers.?")
+    assert "V_W" in values["layers.00"]
+
+
 class Branches(Small):
     """Its blocks give two tensors of the shape of their input, the second of which is the state."""
 

@@ -196,8 +196,9 @@ class Geometry:
                 "leave out all of them, or the batches are empty.",
                 stacklevel=2,
             )
-        is_given = self.probe.token_ids is not None or self.settings["rows"] == "mean"
-        if self.inputs.has_unread_ids and not is_given:
+        if self.inputs.has_unread_ids and not (
+            self._has_token_ids or self.settings["rows"] == "mean"
+        ):
             warnings.warn(
                 "The model is given integers, such as token ids, but no embedding table of the "
                 "measured part is called with them, so values over token types are absent. Give "
