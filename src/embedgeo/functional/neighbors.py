@@ -69,6 +69,10 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     return neighbors.nearest(neighbors.every).distances
 
 
+# computes those of rows at indices (m,) to others
+PairDistances = Callable[[Tensor, Tensor], Tensor]
+
+
 class Nearest(NamedTuple):
     """The two nearest other rows of every row."""
 
@@ -90,7 +94,11 @@ class Neighbors:
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
-        return RoundedRows.of(self.x)
+        return RoundedRows.of(self.x, self._projected)
+
+    @cached_property
+    def _projected(self) -> "Projections":
+        return Projections.of(self.x)
 
     def distinct(self, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Tensor, Tensor]:
         """Find the distinct rows: see `merge_duplicates`.
@@ -101,7 +109,7 @@ class Neighbors:
         """
         kept = self.every
         place = kept
-        projected = Projections.of(self.x)
+        projected = self._projected
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
             if len(kept) < 2:
@@ -153,16 +161,16 @@ class Neighbors:
         """Find the two nearest of these rows among each other; labels are theirs, and ``together``
         ascends.
         """
-        is_all = rows is self.every
-        x = self.x if is_all else self.x.index_select(0, rows)
         if len(rows) <= _FEW_ROWS:
             every = torch.arange(len(rows), device=rows.device)
-            return Float64Rows.of(x).nearest(every, apart, together)
-        rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(x, apart, together)
+            return Float64Rows.of(self.x[rows]).nearest(every, apart, together)
+        rounded = self._rounded if rows is self.every else self._rounded.part(rows)
+        nearest, is_known = rounded.nearest(
+            lambda i, j: pair_distances(self.x, rows[i], rows[j]), apart, together
+        )
         pending = (~is_known).nonzero().flatten()
         if len(pending):
-            exact = Float64Rows.of(x).nearest(pending, apart, together)
+            exact = Float64Rows.of(self.x[rows]).nearest(pending, apart, together)
             nearest.distances[pending], nearest.places[pending] = exact
         return nearest
 
@@ -311,13 +319,10 @@ class RoundedRows(NamedTuple):
     rounding: Tensor  # ρ
 
     @classmethod
-    def of(cls, x: Tensor) -> Self:
+    def of(cls, x: Tensor, projected: "Projections") -> Self:
         """Centre, scale and round the rows of ``x``, shape (n, d)."""
         n, dim = x.shape
-        precise = torch.promote_types(x.dtype, torch.float32)
-        center = x.mean(0, dtype=precise)
-        largest = torch.stack(x.aminmax()).abs().max() if dim else x.new_ones(())
-        largest = largest.to(precise)
+        largest = projected.norms.max().to(x)
         # a power of two, by which division is exact
         unit = torch.where(largest > 0, largest / (2 * largest.frexp().mantissa), 1)
         values = x.new_empty(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device))
@@ -325,7 +330,7 @@ class RoundedRows(NamedTuple):
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.empty_like(norms)
         for chunk in row_chunks(x):
-            rows = (x[chunk] - center).div_(unit).float()
+            rows = (x[chunk] - projected.center).div_(unit).float()
             rounded = values[chunk, :dim].copy_(rows)
             norms[chunk] = quick_row_norms(rounded.float())
             lost[chunk] = torch.linalg.vector_norm(rows.sub_(rounded), dim=1)
@@ -366,16 +371,16 @@ class RoundedRows(NamedTuple):
         out[:, rows.start - columns.start : rows.stop - columns.start].fill_diagonal_(torch.inf)
 
     def nearest(
-        self, x: Tensor, apart: Tensor | None, together: Tensor | None = None
+        self, distance: PairDistances, apart: Tensor | None, together: Tensor | None = None
     ) -> tuple[Nearest, Tensor]:
-        """Find the two nearest of each row, given the rows as they were, shape (n, d), and labels,
+        """Find the two nearest of each row, given what computes the distances of pairs, and labels,
         of which ``together`` ascends: see `Neighbors.nearest`.
 
         Returns:
             The nearest, and marks of the rows for which they are known.
         """
-        n = len(x)
-        is_on_cpu = x.device.type == "cpu"
+        n = len(self.values)
+        is_on_cpu = self.values.device.type == "cpu"
         is_shared = is_on_cpu and n * n <= 4 * _BLOCK
         length = n if is_shared else min(n, _BLOCK // n or 1)
         strip = _STRIP_ROWS if is_on_cpu else length
@@ -398,37 +403,39 @@ class RoundedRows(NamedTuple):
                 self.products(rows, columns, products[:, : stop - first])
                 _exclude(products[:, : stop - first], rows, apart, together, columns)
                 block.group(lines)
-            blocks.append(self._nearest(x, start, block))
+            blocks.append(self._nearest(distance, start, block))
         *nearest, is_known = (torch.cat(each) for each in zip(*blocks, strict=True))
         return Nearest(*nearest), is_known
 
-    def _nearest(self, x: Tensor, start: int, products: "Products") -> tuple[Tensor, ...]:
+    def _nearest(
+        self, distance: PairDistances, start: int, products: "Products"
+    ) -> tuple[Tensor, ...]:
         """Find the two nearest of each row from ``start`` on by their products, and mark the rows
         for which they are known.
         """
         minima, m = products.minima, len(products.minima)
-        block = torch.arange(m, device=x.device)[:, None].expand(-1, 2)
+        block = torch.arange(m, device=minima.device)[:, None].expand(-1, 2)
         rows = start + block
         # the smallest products of two groups; where these are infinite, a row's with itself
         least, group = minima.topk(2, largest=False)
         is_none = least.view(self.values.dtype).isinf()
         members, places = products.of_groups(block.flatten(), group.flatten())
         guessed = places.gather(1, members.argmin(1)[:, None]).view(m, 2).where(~is_none, rows)
-        distances = pair_distances(x, rows.flatten(), guessed.flatten()).view(m, 2)
+        distances = distance(rows.flatten(), guessed.flatten()).view(m, 2)
         distances.masked_fill_(is_none, torch.inf)
         limit = self.largest_products(slice(start, start + m), distances.amax(1))
         is_known = ~limit.isnan()
         limit = limit.view(minima.dtype)[:, None]
         # of a group of products only the smallest is looked at, unless that is small enough
-        is_near = minima <= limit
-        is_known &= is_near.sum(1, dtype=torch.int32) <= minima.shape[1] * _GROUP // _CROWDED
-        i, group = (is_near & is_known[:, None]).nonzero(as_tuple=True)
+        i, group = (minima <= limit).nonzero(as_tuple=True)
+        is_known &= i.bincount(minlength=m) <= minima.shape[1] * _GROUP // _CROWDED
+        i, group = i[is_known[i]], group[is_known[i]]
         members, places = products.of_groups(i, group)
         at, member = (members <= limit[i]).nonzero(as_tuple=True)
         i, j = i[at], places[at, member]
         is_new = (j[:, None] != guessed[i]).all(1)
         i, j = i[is_new], j[is_new]
-        nearest = _smallest(_by_row(i, pair_distances(x, start + i, j), distances))
+        nearest = _smallest(_by_row(i, distance(start + i, j), distances))
         return nearest.distances, _by_row(i, j, guessed).gather(1, nearest.places), is_known
 
 
@@ -542,6 +549,7 @@ class Projections(NamedTuple):
     places: Tensor  # shape (n, 4), float32 (float64 where the rows are)
     norms: Tensor  # distances of the rows from their mean, shape (n,)
     rounding: Tensor  # the largest error of each row's places, shape (n,)
+    center: Tensor  # the mean of the rows, shape (d,)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
@@ -556,7 +564,7 @@ class Projections(NamedTuple):
                 rows = x[chunk] - center
                 norms[chunk] = quick_row_norms(rows)
                 torch.mm(rows, directions, out=places[chunk])
-        return cls(places, norms, 8 * x.shape[1] ** 0.5 * torch.finfo(dtype).eps * norms)
+        return cls(places, norms, 8 * x.shape[1] ** 0.5 * torch.finfo(dtype).eps * norms, center)
 
     def pairs(self, rows: Tensor, reach: float, most: int) -> tuple[Tensor, Tensor]:
         """Find the pairs of these rows, as places among them, that may be within reach of each
