@@ -15,24 +15,23 @@ class Rows(Metric):
 
     full_state_update = False
 
-    def __init__(self, dim):
+    def __init__(self):
         super().__init__()
-        self.dim = dim
         self.add_state("rows", [], dist_reduce_fx="cat")
         self.add_state("ids", [], dist_reduce_fx="cat")
 
     def update(self, embeddings, token_ids=None, mask=None):
         assert mask is None or mask.all()
-        self.rows.append(embeddings.reshape(-1, self.dim).clone())
+        self.rows.append(embeddings.clone())
         if token_ids is not None:
-            self.ids.append(token_ids.reshape(-1).clone())
+            self.ids.append(token_ids.clone())
 
     def compute(self):
         return {"count": torch.tensor(float(sum(map(len, self.rows))))}
 
 
 def kept_rows(dim):
-    return [Rows(dim)]
+    return [Rows()]
 
 
 def rows_seen(geometry, layer):

@@ -358,16 +358,17 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
     if type(metric).update is GeometryMetric.update:
         metric.update(rows if _is_own(metric) else deepcopy(rows))
         return
-    kept = ids.on(hidden.device, "kept")
-    if kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
-        hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
+    # a metric of the user's takes tensors, and may take fewer of them
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    if (kept := ids.on(hidden.device, "kept")) is not None:
+        hidden = hidden.index_select(0, kept)
     taken = signature(metric.update).parameters
     known = {
         "token_ids": ids.on(hidden.device, "token_ids"),
         "sequence_ids": ids.on(hidden.device, "sequence_ids"),
     }
     arguments = {
-        name: each.view(hidden.shape[:-1])
+        name: each.flatten()
         for name, each in known.items()
         if each is not None
         and (name in taken or Parameter.VAR_KEYWORD in [one.kind for one in taken.values()])
