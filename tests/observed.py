@@ -20,8 +20,7 @@ class Rows(Metric):
         self.add_state("rows", [], dist_reduce_fx="cat")
         self.add_state("ids", [], dist_reduce_fx="cat")
 
-    def update(self, embeddings, token_ids=None, mask=None):
-        assert mask is None or mask.all()
+    def update(self, embeddings, token_ids=None):
         self.rows.append(embeddings.clone())
         if token_ids is not None:
             self.ids.append(token_ids.clone())
