@@ -54,20 +54,20 @@ def test_the_modules_of_an_extra_are_those_of_its_packages(extra):
     """What the error says is missing is what the command that it names installs, and nothing else
     is installed.
     """
+
+    def named(extra):
+        return {
+            re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"][extra]
+        }
+
     distributions = packages_distributions()
     modules = {*extras.EXTRA_MODULES[extra], *extras.COMMAND_MODULES}
     imported = {name.lower() for module in modules for name in distributions[module]}
-    packages = [
-        re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"][extra]
-    ]
-    installed = {name for name in packages if name != "embedgeo"}
-    assert installed <= imported
+    packages = named(extra)
+    assert packages - {"embedgeo"} <= imported
     if "embedgeo" in packages:
-        packages += [
-            re.match(r"[\w-]+", each)[0].lower()
-            for each in PROJECT["optional-dependencies"]["sweep"]
-        ]
-    assert imported <= {*packages}
+        packages |= named("sweep")
+    assert imported <= packages
 
 
 def test_what_several_packages_miss_is_one_line():

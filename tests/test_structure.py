@@ -32,27 +32,13 @@ def test_no_class_has_exactly_one_subclass():
 
 
 def test_a_line_is_a_statement():
-    """No chains of assignments, and three names in one only where one is read, too."""
     found = [
         f"{module}:{node.lineno}"
         for module, tree in MODULES.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and (len(node.targets) > 1 or _is_several_assignments(node))
+        if isinstance(node, ast.Assign) and len(node.targets) > 1
     ]
     assert found == []
-
-
-def _is_several_assignments(node):
-    """Whether three names or more are given values of their own in one line."""
-    if not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)):
-        return False
-    targets = {ast.unparse(target) for target in node.targets[0].elts}
-    read = {
-        ast.unparse(part)
-        for part in ast.walk(node.value)
-        if isinstance(part, ast.Name | ast.Attribute)
-    }
-    return len(node.value.elts) >= 3 and not targets & read
 
 
 def test_test_modules_take_helpers_from_helper_modules():

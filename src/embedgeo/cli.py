@@ -105,8 +105,10 @@ def report(dirs: list[str], out: Path | None = None, reference: list[str] | tupl
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
 
-    folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
-    print(write_report(folders, out, earlier))
+    folders, earlier = (
+        [Path(folder).expanduser() for folder in given] for given in (dirs, reference)
+    )
+    print(write_report(folders, out and out.expanduser(), earlier))
 
 
 def examples(name: str | None = None) -> None:

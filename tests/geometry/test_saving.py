@@ -54,6 +54,7 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert folder.facts("lab--tiny--step8") == {
         "model_class": "GPTNeoXForCausalLM",
         "tables": "jackknife",
+        "name": "lab--tiny--step8",
         "num_parameters": str(sum(weight.numel() for weight in geometry.model.parameters())),
     }
     assert (

@@ -86,6 +86,13 @@ def test_copies_and_numbers_of_the_whole_model_are_marked_as_such(tmp_path):
     assert table[table["layer"] == "model"]["layer_index"].tolist() == [-1, -1, -1]
 
 
+def test_a_copy_of_a_checkpoints_records_is_not_read_beside_them(tmp_path):
+    whole = load_results(swept(tmp_path))
+    file = tmp_path / "checkpoints" / "step1.parquet"
+    file.with_stem("step1 (1)").write_bytes(file.read_bytes())
+    assert load_results(tmp_path).equals(whole)
+
+
 def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path):
     told = [("block.01", 2, "alarm_M", 8.0), ("mean", -1, "alarm_M", 20.0), ("mean", -1, "x", 9.0)]
     records = [

@@ -51,7 +51,7 @@ def loop(last, *listeners, rank=0, num_ranks=1, **options):
     """A monitor after steps of a loop, on batches of this rank."""
     torch.manual_seed(0)
     model = gpt_neox(num_hidden_layers=2)
-    monitor = StepMonitor(model, 1, metrics=sampled, listeners=listeners, **options)
+    monitor = StepMonitor(model, 1, listeners=listeners, **{"metrics": sampled} | options)
     with monitor:
         for step in range(last):
             with monitor.step(step):
@@ -97,7 +97,7 @@ def test_one_whose_state_fails_is_taken_out_and_training_goes_on(method):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")  # a line of torch's
 def test_torch_distributed_checkpoint_fills_the_state_of_a_monitor_that_has_not_begun(tmp_path):
-    options = {"probe": [token_batch(4)], "measure_last": False}
+    options = {"probe": [token_batch(4)], "measure_last": False, "metrics": None}
     saved = loop(2, Drift(), Heard(), **options).state_dict()
     filled = loop(0, Drift(), Heard(), **options).state_dict()
     dcp.save({"monitor": saved}, checkpoint_id=tmp_path)

@@ -1,6 +1,7 @@
 """What loggers get beside scalars; those of other packages are in tests/integrations."""
 
 import logging
+import re
 import sys
 
 import pytest
@@ -119,16 +120,24 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(
     assert not taker.images()
 
 
-def test_the_users_custom_scalars_are_kept(tmp_path):
-    with SummaryWriter(str(tmp_path)) as writer:
-        writer.add_custom_scalars({"mine": {"loss": ["Multiline", ["loss"]]}})
-        for prefix in ("one", "two"):
-            adapter_of(writer, prefix).write_charts(prefix, ["V"], "")
-        writer.close()  # as Lightning does after a fit
-        adapter_of(writer, "one").write_image("V", (b"PNG", 1, 1), 2)
-    assert event_contents(tmp_path).Tags()["images"] == ["V"]
-    titles = [each.title for each in custom_layout(event_contents(tmp_path)).category]
-    assert titles == ["two: size and variance", "one: size and variance", "mine"]
+def test_charts_of_what_is_logged_later_are_added_and_the_users_are_kept(tmp_path):
+    logger, history = TensorBoardLogger(tmp_path, prefix="lr=1"), []
+    logger.experiment.add_custom_scalars({"mine": {"loss": ["Multiline", ["loss"]]}})
+    monitors = [Illustrations(prefix, pictures=False) for prefix in ("one", "two")]
+    for metric in "VM":
+        history += layer_records(0, metrics=metric)
+        for illustrations in monitors:
+            illustrations.write([logger], history)
+    logger.experiment.close()  # as Lightning does after a fit
+    adapter_of(logger, "one").write_image("V", (b"PNG", 1, 1), 2)
+    logger.experiment.close()
+    events = event_contents(logger.log_dir)
+    assert events.Tags()["images"] == ["V"]
+    two, one, mine = custom_layout(events).category
+    assert [each.title for each in (two, mine)] == ["two: size and variance", "mine"]
+    for metric in "VM":
+        tag = f"lr=1-one.{metric}/mean"
+        assert any(re.match(chart.multiline.tag[0], tag) for chart in one.chart)
 
 
 def test_pictures_of_a_run_that_goes_on_begin_where_it_began(tmp_path, monkeypatch):

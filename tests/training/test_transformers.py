@@ -235,7 +235,7 @@ def test_a_resumed_run_keeps_the_choice_of_metrics(tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 2}
     hf_trainer(tmp_path, GeometryCallback(2), max_steps=2, **saved).train()
     path = tmp_path / "checkpoint-2" / "trainer_state.json"
-    path.write_text(path.read_text().replace('"bounds": {}', '"bounds": {"type_tables": false}'))
+    path.write_text(path.read_text().replace('"bounds": []', '"bounds": ["type_tables"]'))
     resumed = GeometryCallback(2)
     trainer = hf_trainer(tmp_path, resumed, max_steps=4, **saved)
     trainer.train(resume_from_checkpoint=str(path.parent))

@@ -345,7 +345,8 @@ def _may_tell_padding(name: str, mask: Any, shape: torch.Size, told: Tensor | No
     """
     if not isinstance(mask, Tensor):
         return told is None
-    has_name, length = _MASK.search(name) is not None, shape[-1:]
+    has_name = _MASK.search(name) is not None
+    length = shape[-1:]
     if told is not None:
         if not has_name or mask.numel() != told.numel():
             return False
@@ -723,7 +724,8 @@ class ForwardInputs:
 
     def _begin_attention(self, call: _RunningCall) -> None:
         """Take the padding that torch's own attention inside the blocks is told of."""
-        forward, padding = self.forward, call.padding
+        forward = self.forward
+        padding = call.padding
         untold = ""
         if not self._running:
             if padding.mask is not None:
@@ -738,7 +740,8 @@ class ForwardInputs:
         elif not _equal(forward.attention.padding.source, padding.source):
             untold = "of padding differs between calls inside the blocks"
         if untold:
-            forward.padding, forward.row_tokens = _Padding(untold=untold), {}
+            forward.padding = _Padding(untold=untold)
+            forward.row_tokens = {}
         self._running.append(call)
 
     @property
@@ -778,7 +781,8 @@ class ForwardInputs:
 
     def read_held(self) -> None:
         """Read the hidden states that were held until the forward pass ended."""
-        held, self.forward.held = self.forward.held, {}
+        held = self.forward.held
+        self.forward.held = {}
         for read in held.values():
             read()
 
@@ -837,7 +841,8 @@ class ForwardInputs:
                 self.forward.num_calls.clear()
                 self.forward.places.clear()
             if ids.ndim == 2:
-                self._may_be_turned, self._square_rows = False, None
+                self._may_be_turned = False
+                self._square_rows = None
                 if ids.shape[0] == ids.shape[1] > 1 and isinstance(output, Tensor):
                     self._square_rows = output.detach()
             self.forward.row_tokens = {}
@@ -1106,11 +1111,13 @@ class ForwardInputs:
         its tokens once it is turned, or, in models that are not transformers', of unknown order,
         not unlike.
         """
-        rows, likeness = self._square_rows, 0.0
+        rows = self._square_rows
+        likeness = 0.0
         if rows is None or hidden is None:
             return False
         if rows.shape == hidden.shape:
-            wide, own = hidden.data.float(), rows.float()
+            wide = hidden.data.float()
+            own = rows.float()
             turned = (wide * (own.transpose(0, 1) - own)).sum()
             likeness = float(turned / (wide.norm() * own.norm()))
         return likeness > (_LIKE if self._is_hugging_face else -_LIKE)
@@ -1128,7 +1135,8 @@ class ForwardInputs:
         shape = rows.shape
         is_in_order = self._is_hugging_face or rows.layer.positions_first is not None
         if token_ids is not None:
-            shape, device = token_ids.shape, token_ids.device
+            shape = token_ids.shape
+            device = token_ids.device
             is_in_order = True
         if mask is None and is_in_order:
             mask = torch.ones(shape, dtype=torch.bool, device=device)

@@ -430,7 +430,8 @@ class Probe:
         """Tell whether a call of a module of a layer is the one to read. ValueError where the model
         calls it otherwise than a layer is called.
         """
-        call, forward = layer.calls[i], self._inputs.forward
+        call = layer.calls[i]
+        forward = self._inputs.forward
         if (layer, i, is_inside) == (self._layers[0], 0, False):  # only blocks are called
             self._compare_weights()
         if self._is_stale:
@@ -442,7 +443,8 @@ class Probe:
         was_inside = self._read_inside.setdefault((layer.name, i), is_inside)
         if was_inside and not is_inside:
             return False  # of the training step, on an inner state
-        must, kind = f"layer {layer.name!r} must", type(call.module).__name__
+        must = f"layer {layer.name!r} must"
+        kind = type(call.module).__name__
         if is_inside and not was_inside:
             raise ValueError(
                 f"{must} be called in the model's own call or outside of it; its {kind} was called "
@@ -504,7 +506,8 @@ class Probe:
                         "their mean, by layers= with a pattern of its name.",
                     )
                     return
-            forward, shape = self._inputs.forward, state.shape[:-1]
+            forward = self._inputs.forward
+            shape = state.shape[:-1]
             if layer.place is not None:
                 forward.shape = shape
             elif layer.after and shape != (forward.shape or shape):

@@ -122,7 +122,8 @@ def find_words(
     )
     assert words is not None
     assert sequences is not None
-    words, sequences = words.to(torch.int64), sequences.to(torch.int64)
+    words = words.to(torch.int64)
+    sequences = sequences.to(torch.int64)
     place = (words >= 0).nonzero().flatten()
     numbers, number = words[place].unique(return_inverse=True)
     keys, word = (sequences[place] * len(numbers) + number).unique(return_inverse=True)

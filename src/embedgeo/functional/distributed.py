@@ -167,7 +167,8 @@ class OwnGroup:
         because it has failed before.
         """
         is_outer = _CURRENT_GROUP.get() is not self
-        before, had_failed = _CURRENT_GROUP.set(self), self._has_failed
+        before = _CURRENT_GROUP.set(self)
+        had_failed = self._has_failed
         if is_outer:
             self._has_failed = False
             self._when = when
@@ -197,7 +198,8 @@ class OwnGroup:
             return state.tolist()
 
         failures, last, first = self.issue(exchanged)
-        when, self._when = self._when, ""
+        when = self._when
+        self._when = ""
         self._has_failed = bool(failures) or last != -first
         if failures:
             raise OtherRankError(f"it failed on another rank {when}".strip())
@@ -221,7 +223,8 @@ class OwnGroup:
     def end(self, why: str = "") -> None:
         """Close the connections to the other ranks."""
         self._why_ended = self._why_ended or why
-        group, self._process_group = self._process_group, None
+        group = self._process_group
+        self._process_group = None
         self.original = None
         # the world has been destroyed, and the group with it
         with suppress(ValueError, AssertionError, KeyError):
@@ -467,11 +470,13 @@ def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors that are reduced together, by their order and size alone, which are those of all
     ranks.
     """
-    bundle, num_bytes = list[Tensor](), 0
+    bundle = list[Tensor]()
+    num_bytes = 0
     for tensor in tensors:
         if bundle and num_bytes + tensor.nbytes > BUFFER_BYTES:
             yield bundle
-            bundle, num_bytes = [], 0
+            bundle = []
+            num_bytes = 0
         bundle.append(tensor)
         num_bytes += tensor.nbytes
     if bundle:

@@ -53,7 +53,8 @@ def row_group(x: Tensor, num_first: int) -> RowGroup:
 
 def first_positions(rows: Rows) -> RowGroup:
     """The group of the first row of each sequence of two or more."""
-    x, ids = rows.embeddings, rows.ids
+    x = rows.embeddings
+    ids = rows.ids
     places = ids.once(("first rows", x.device), lambda: sent(first_rows(ids), x.device))
     return row_group(x.index_select(0, places), len(places))
 

@@ -220,7 +220,8 @@ def row_moments(x: Tensor) -> Moments:
 
 
 def _chunk_moments(x: Tensor) -> Moments:
-    dtype, (n, dim) = accumulator_dtype(x.device), x.shape
+    dtype = accumulator_dtype(x.device)
+    (n, dim) = x.shape
     rows = torch.empty(n, dim + 1, dtype=dtype, device=x.device)  # the norms are one more column
     rows[:, :dim] = x
     norm = row_norms(rows[:, :dim])

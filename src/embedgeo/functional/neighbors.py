@@ -350,7 +350,8 @@ class RoundedRows(NamedTuple):
 
     def largest_products(self, rows: slice, distances: Tensor) -> Tensor:
         """The largest product of each of these rows with a row that is at most that far away."""
-        distances, own = distances / self.unit, self.norms[rows]
+        distances = distances / self.unit
+        own = self.norms[rows]
         both = own + ((own + distances) * (1 + 4 * self.rounding)).clamp(max=self.norms.max())
         error = (self.values.shape[1] + 42) * torch.finfo(torch.float32).eps
         largest = (distances + self.rounding * both).square() + error * both.square()
@@ -394,7 +395,8 @@ class RoundedRows(NamedTuple):
             for at in range(0, len(block.minima), strip):
                 lines = slice(at, min(at + strip, len(block.minima)))
                 rows = slice(start + lines.start, start + lines.stop)
-                first, products = block.first(at), block.lines(lines)
+                first = block.first(at)
+                products = block.lines(lines)
                 stop = n
                 if together is not None:
                     stop = int(torch.searchsorted(together, together[rows.stop - 1], right=True))
@@ -413,7 +415,8 @@ class RoundedRows(NamedTuple):
         """Find the two nearest of each row from ``start`` on by their products, and mark the rows
         for which they are known.
         """
-        minima, m = products.minima, len(products.minima)
+        minima = products.minima
+        m = len(minima)
         block = torch.arange(m, device=minima.device)[:, None].expand(-1, 2)
         rows = start + block
         # the smallest products of two groups; where these are infinite, a row's with itself
@@ -475,7 +478,8 @@ class Products(NamedTuple):
 
     def group(self, lines: slice) -> None:
         """Find the smallest of each group in these lines, a strip where products serve two rows."""
-        first, count = self.first(lines.start), len(self.minima)
+        first = self.first(lines.start)
+        count = len(self.minima)
         products = self.lines(lines).view(self.minima.dtype)
         first_group = first // _GROUP
         self.minima[lines, first_group:] = products.unflatten(1, (_GROUP, -1)).amin(1)
@@ -488,7 +492,8 @@ class Products(NamedTuple):
         """The products in a group of each of these rows, shape (p, 16), as integers, and the places
         of the rows that they are with.
         """
-        rows, groups = rows[:, None], groups[:, None]
+        rows = rows[:, None]
+        groups = groups[:, None]
         is_in_line = groups * _GROUP >= self.first(rows)
         first = torch.minimum(self.first(rows), self.first(groups * _GROUP))
         width = self._width - first
@@ -571,7 +576,8 @@ class Projections(NamedTuple):
         other, and are at most so many places apart where rows are sorted by their first projection.
         """
         order = self.places[rows, 0].argsort()
-        place, rounding = self.places[rows[order]], self.rounding[rows[order]]
+        place = self.places[rows[order]]
+        rounding = self.rounding[rows[order]]
         pairs = [(order[:0], order[:0])]
         for lag in range(1, min(most + 1, len(rows))):
             within = reach + rounding[lag:] + rounding[:-lag]

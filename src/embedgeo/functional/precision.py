@@ -122,14 +122,16 @@ def _is_inherited(backend: Any) -> bool:
 
     What torch tells is the same in both cases, so a level is changed for a moment.
     """
-    every, cudnn = torch.backends, torch.backends.cudnn
+    every = torch.backends
+    cudnn = every.cudnn
     if _follows(backend, every):
         return True
     return not _follows(cudnn, every) and _follows(backend, cudnn)
 
 
 def _follows(backend: Any, level: Any) -> bool:
-    own, before = backend.fp32_precision, level.fp32_precision
+    own = backend.fp32_precision
+    before = level.fp32_precision
     try:
         level.fp32_precision = "tf32" if before == "ieee" else "ieee"
         return bool(backend.fp32_precision != own)

@@ -320,7 +320,8 @@ class Rows:
             rows, counts = cls._finite(x, ids)
             norms = norms[counts]
             most = limit(norms)
-            num_massive, rows.largest = int((norms > most).sum()), float(most)
+            num_massive = int((norms > most).sum())
+            rows.largest = float(most)
         rows.massive = norms > most if num_massive else None
         return rows
 
@@ -335,7 +336,8 @@ class Rows:
         if bool(counts.all()):
             return every, counts
         rows = every.select(counts)
-        rows.num_nonfinite, rows.num_left_out = rows.num_left_out, 0
+        rows.num_nonfinite = rows.num_left_out
+        rows.num_left_out = 0
         return rows, counts
 
     def select(self, marks: Tensor) -> "Rows":

@@ -98,7 +98,8 @@ class Sample(State):
         start = stream_position(ranks.rank, int(self.seen))
         keys, positions = _of_batch(int(number), start, count, self.seed)
         if rows.numbers is not None:
-            keys, positions = keys[rows.numbers], positions[rows.numbers]
+            keys = keys[rows.numbers]
+            positions = positions[rows.numbers]
         batch = replace(
             self,
             rows=rows.embeddings,
@@ -217,7 +218,8 @@ class Sample(State):
         own_number = stream_position(stream + 1, self.seen)
         if num_streams == 1:  # the rows so far are of one stream of several
             return own_number
-        whole, last = batches[0], batches[-1]
+        whole = batches[0]
+        last = batches[-1]
         size = whole & _IN_STREAM
         are_even = (
             (batches[:-1] == whole).all()
@@ -264,7 +266,8 @@ class _Drawing:
     def counts(self, maxima: Tensors) -> Tensors:
         """Sizes of batches, and the number of rows of each rank's sample."""
         most, is_unknown, is_double = map(int, maxima["facts"].tolist())
-        self._is_known, self._is_double = not is_unknown, bool(is_double)
+        self._is_known = not is_unknown
+        self._is_double = bool(is_double)
         sizes = (self._sample.batches & _IN_STREAM).double()
         return {
             "sizes": self._ranks.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
@@ -302,7 +305,8 @@ def row_labels(rows: Rows) -> Tensor:
     """Group and type of each row, and its distance from the first row of its sequence, shape
     (n, 3); the last two are -1 where there is none.
     """
-    ids, numbers = rows.ids, rows.numbers
+    ids = rows.ids
+    numbers = rows.numbers
     numbers = torch.arange(rows.num_kept, device="cpu") if numbers is None else numbers
     groups = ids.sequence_ids if ids.groups is None else ids.groups
     none = torch.full_like(numbers, -1)
@@ -382,5 +386,6 @@ def sample_batches(sample: Sample, batch_size: int) -> list[Sample]:
     """Random whole batches of ``batch_size`` of the rows, or a smaller one if there are fewer
     rows; in random order.
     """
-    order, whole = sample.keys.argsort(), len(sample.keys) // batch_size * batch_size
+    order = sample.keys.argsort()
+    whole = len(sample.keys) // batch_size * batch_size
     return [sample.select(batch) for batch in order[: whole or None].split(batch_size)]

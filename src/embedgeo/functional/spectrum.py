@@ -111,7 +111,8 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     """Mean and scatter of a chunk of rows, centred twice; in float64 where squares leave the range
     of ``dtype``.
     """
-    wide, (n, dim) = accumulator_dtype(x.device), x.shape
+    wide = accumulator_dtype(x.device)
+    (n, dim) = x.shape
     center = x.sum(0, dtype=dtype) / n
     gram = x.new_empty(dim, dim, dtype=dtype)
     rounding = x.new_zeros(dim, dtype=dtype)
@@ -254,7 +255,8 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of
     the scatter.
     """
-    dim, total = len(eigenvalues), eigenvalues.sum()
+    dim = len(eigenvalues)
+    total = eigenvalues.sum()
     participation = ratio(total.square(), eigenvalues.square().sum())
     rest = eigenvalues[5:]
     return {

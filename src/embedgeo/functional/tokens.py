@@ -195,7 +195,8 @@ class _UnitedTables:
         else:
             every = counts["lists"].unique()
             self._types = every[every != _NOT_LISTED]
-        table, num_types = self._table, len(self._types)
+        table = self._table
+        num_types = len(self._types)
         self._place = torch.searchsorted(self._types, table.token_ids)
         held = torch.stack((table.n, table.sequences, table.sequence_n2, table.sequence_m2))
         sums = table.mean.new_zeros(num_types, table.mean.shape[1])
@@ -260,7 +261,8 @@ def type_table(rows: Rows) -> TokenTable | None:
     """The `token_table` of rows, whose order is found once for all layers; None where they have no
     token ids.
     """
-    ids, device = rows.ids, rows.embeddings.device
+    ids = rows.ids
+    device = rows.embeddings.device
     token_ids = ids.token_ids
     if token_ids is None:
         return None
@@ -547,7 +549,8 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types.means_pooled()
-    within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
+    within = ratio(types.m2.sum(), n)
+    between = ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -646,8 +649,10 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if not len(x):
         return (y.new_full((), torch.nan),) * 2
     n = x.new_tensor(len(x))
-    x_mean, y_mean = x.mean(), y.mean()
-    x, y = x - x_mean, y - y_mean
+    x_mean = x.mean()
+    y_mean = y.mean()
+    x = x - x_mean
+    y = y - y_mean
     xx = without_rounding(x.square().sum(), n, x_mean)
     yy = without_rounding(y.square().sum(), n, y_mean)
     xy = (x * y).sum()

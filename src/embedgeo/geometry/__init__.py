@@ -595,7 +595,8 @@ class Geometry:
         """
         first = self.inputs.first_position
         firsts = (-inf, -inf) if first is None else (-first, first)
-        own, groups = [0.0] * 4, [0.0] * self.settings["jackknife"]
+        own = [0.0] * 4
+        groups = [0.0] * self.settings["jackknife"]
         of_rank = [0.0, *map(float, marks)]
         metrics = self._metrics.get(layer.name)
         if metrics is not None:

@@ -276,7 +276,8 @@ class GeometryMetric(Metric):
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         held = vars(self) if tensors is None else tensors
-        cpu, own = torch.device("cpu"), self.device
+        cpu = torch.device("cpu")
+        own = self.device
         fields: dict[str, Tensor] = {}
         for field, name in self._names[kind].items():
             is_placed = held[name].is_floating_point() and not kind.on_host
@@ -454,7 +455,8 @@ def state_bytes(metric: GeometryMetric, num_rows: int, num_types: int = 0) -> tu
     """Bytes of the states of a metric, on its device and on the host, once they have seen so many
     rows, in float32 or less, of so many token types (0: without token ids).
     """
-    on_device, on_host = metric.settings.nbytes, 0
+    on_device = metric.settings.nbytes
+    on_host = 0
     for state in metric.declared.values():
         num_bytes = state.num_bytes(num_rows, num_types)
         on_host += num_bytes * state.on_host

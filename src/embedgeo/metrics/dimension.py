@@ -293,7 +293,8 @@ class IntrinsicDimension(GeometryMetric):
         for infix, each in _by_infix(estimates).items():
             left_out = [estimate.left_out for estimate in each if estimate.left_out is not None]
             if left_out and len(labels):
-                key, without = f"intrinsic_dimension{infix}", torch.stack(left_out).mean(0)
+                key = f"intrinsic_dimension{infix}"
+                without = torch.stack(left_out).mean(0)
                 self.deviations[key] = deviations(values[key], without, group.bincount())
                 errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors

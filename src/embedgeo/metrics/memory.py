@@ -62,7 +62,9 @@ def planned_memory(
     num_rows, num_passes, num_types = seen
     of_pass = -(-num_rows // num_passes)
     memory = Memory()
-    united, most = 0, 0  # bytes on the device of the rows of all ranks: of all layers, and of one
+    # bytes on the device of the rows of all ranks: of all layers, and of one
+    united = 0
+    most = 0
     united_on_host = 0
 
     def of(metric: GeometryMetric, rows: int) -> tuple[int, int]:

@@ -247,7 +247,8 @@ class TokenMoments(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         if self.count_range is not None and rows.ids.token_ids is None:
             raise ValueError("count_range needs token_ids in every update; got none.")
-        x, ids = rows.embeddings, rows.ids.token_ids
+        x = rows.embeddings
+        ids = rows.ids.token_ids
         table = type_table(rows)
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0

@@ -29,7 +29,8 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
     values, errors = Curves(), Curves()
     for run in runs:
-        means, of_means = run.means(metric), run.mean_errors(metric)
+        means = run.means(metric)
+        of_means = run.mean_errors(metric)
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             values[label], errors[label] = means[name], of_means[name]

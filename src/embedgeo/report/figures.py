@@ -35,7 +35,8 @@ def dynamics(run: Run, metric: str, *, has_bar: bool = True) -> FigureData:
 
     Without the bar of the layers' colours it is drawn faster; the text then says what they are.
     """
-    shown, named = run.shown(metric), term(metric)
+    shown = run.shown(metric)
+    named = term(metric)
     means, mean_errors = (
         _of_rows(each, shown.mean_rows) for each in (shown.means, shown.mean_errors)
     )
@@ -82,7 +83,8 @@ def _baseline_lines(values: pd.DataFrame) -> Lines:
 
 def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
-    shown, named = run.shown(metric), term(metric)
+    shown = run.shown(metric)
+    named = term(metric)
     tables = (shown.table, shown.errors, shown.all_rows, run.table(shown.key, run.baseline))
     # rows are layers, columns steps
     table, errors, of_all, baselines = (each.reindex(columns=run.axis).T for each in tables)
@@ -122,7 +124,8 @@ def heatmap(run: Run, metric: str) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour
     of the bar's tip.
     """
-    table, named = run.table(metric).reindex(columns=run.axis), term(metric)
+    table = run.table(metric).reindex(columns=run.axis)
+    named = term(metric)
     figure, ax = draw.new_figure(f"{named.name} by step and layer", named.unit)
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
@@ -162,7 +165,8 @@ def heatmap(run: Run, metric: str) -> FigureData:
 
 def loss_figures(run: Run) -> Iterator[FigureData]:
     """The loss on the measured text, if it is known."""
-    values, named = drawable(run.of_model("loss")).dropna(), term("loss")
+    values = drawable(run.of_model("loss")).dropna()
+    named = term("loss")
     if not run.has_steps or values.empty:
         return
     figure, ax = draw.new_figure(f"{named.name} against step", named.unit)

@@ -172,7 +172,8 @@ class Run:
 
         Means are of all rows, too, where some of the blocks alone have massive ones.
         """
-        whole, means = self.table(metric), self.means(metric)
+        whole = self.table(metric)
+        means = self.means(metric)
         errors, mean_errors = self.table(metric, self.errors), self.mean_errors(metric)
         of_all = whole.join(means)
         key = metric + WITHOUT_MASSIVE
@@ -251,7 +252,8 @@ class Run:
         """The settings, by name, in which another run was not measured like this one, and both
         values of each.
         """
-        ours, theirs = self.settings, other.settings
+        ours = self.settings
+        theirs = other.settings
         # named otherwise, it is the same text
         shared = ours.keys() & theirs.keys() - {"text_files", "embedgeo"}
         known = {key: (ours[key], theirs[key]) for key in ours if key in shared}

@@ -180,7 +180,8 @@ def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
     """
     if a.deviations.empty or b.deviations.empty or not _is_text_known(a, b):
         return pd.DataFrame()
-    ours, theirs = _placed_deviations(a, b), _placed_deviations(b, a)
+    ours = _placed_deviations(a, b)
+    theirs = _placed_deviations(b, a)
     squares = (theirs - ours).astype(float).pow(2).groupby("step")
     return pd.DataFrame({step: each.sum(skipna=False) for step, each in squares}).T.pow(0.5)
 

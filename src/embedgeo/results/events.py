@@ -100,15 +100,15 @@ def _distinct_tags(names: tuple[str, ...], taken: tuple[str, ...] = ()) -> dict[
 
 
 def custom_scalars_layout(
-    metrics: Iterable[str], prefix: str = "geometry"
+    metrics: Iterable[str], prefix: str = "geometry", tag_start: str = ""
 ) -> dict[str, dict[str, list[Any]]]:
     """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line
-    for each layer.
+    for each layer. Tags have ``tag_start`` in front.
     """
     layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
     charts = _charts(prefix, metrics)
     for metric in in_order(charts):
-        chart = ["Multiline", [rf"^{re.escape(charts[metric])}\/"]]
+        chart = ["Multiline", [rf"^{re.escape(tag_start + charts[metric])}\/"]]
         layout[f"{prefix}: {term(metric).group}"][chart_title(metric)] = chart
     return {group: charts for group, charts in layout.items() if charts}
 

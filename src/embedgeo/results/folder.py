@@ -161,7 +161,8 @@ class SweepFolder:
 
     def done(self) -> set[str]:
         """Names of the checkpoints that are done, without those that were replaced and failed."""
-        written, failed = self.checkpoints.glob(_PARQUET), self.failed.glob(_TEXT)
+        written = self.checkpoints.glob(_PARQUET)
+        failed = self.failed.glob(_TEXT)
         return {path.stem for path in written} - {path.stem for path in failed}
 
     def read(self, name: str) -> pd.DataFrame:
@@ -222,7 +223,11 @@ class SweepFolder:
             name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
             for name in self.done()
         }
-        checkpoints = {name: records for name, records in frames.items() if len(records)}
+        checkpoints = {
+            name: records
+            for name, records in frames.items()
+            if len(records) and self.facts(name).get("name", name) == name  # else it is a copy
+        }
         first = {name: records.iloc[0] for name, records in checkpoints.items()}
         series = _series(
             checkpoints, {name: self.facts(name).get("model_class", "") for name in checkpoints}
@@ -290,7 +295,7 @@ class SweepFolder:
         for kind, table in tables.items():
             path = self.path / kind / f"{name}.parquet"
             write_parquet(path, table, TABLES.get(kind))
-        facts = {**facts, _KINDS: "/".join(tables)}
+        facts = {**facts, _KINDS: "/".join(tables), "name": name}
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
 

@@ -103,7 +103,7 @@ class GeometryMonitor(Monitor, Callback):
             measurement, on every rank, such as `embedgeo.Drift`. The records are copies, with the
             means over blocks. ``geometry.samples()`` has the sampled rows of all ranks, so that a
             listener needs no collective. What it returns, if anything, are records that join the
-            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
+            others. Its ``state_dict`` is saved where it has one. One that fails is taken out on
             all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
             configuration each is a ``class_path`` and its ``init_args``.
         skip_massive: leave massive rows out of all numbers (True), or those beyond so many times

@@ -36,8 +36,8 @@ _HF_CALLBACKS = "transformers.integrations.integration_utils"
 class Illustrations:
     """The charts and the pictures of one monitor in one run.
 
-    Charts are laid out at the first measurement. Pictures are written at the first measurement,
-    whenever there are twice as many, and at the last.
+    Charts are laid out, where there are new ones, and pictures are written at the first
+    measurement, whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures.
@@ -49,8 +49,9 @@ class Illustrations:
     pictures: bool = True  # are drawn
     scalars: Scalars = "headlines"  # that loggers get
     _adapters: list["TensorBoard | Wandb"] = field(default_factory=list, init=False)
-    _num_measurements: int = field(default=0, init=False)
-    _num_drawn: int = field(default=0, init=False)  # records
+    _charted: Sequence[str] = ()  # metrics
+    _num_measurements = 0
+    _num_drawn = 0  # records
 
     def write(
         self,
@@ -68,24 +69,29 @@ class Illustrations:
             return
         step = history[-1]["step"]
         if not self._num_measurements:
-            self._begin(loggers, history)
+            self._begin(loggers)
         self._num_measurements += not last
         # after 1, 2, 4, 8 … measurements
         is_due = last or self._num_measurements.bit_count() == 1
         if self._adapters and is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
+            self._lay_out(history)
             self._draw([*before, *history] if (before := earlier()) else history, step)
 
-    def _begin(self, loggers: Iterable[object], history: Sequence[Record]) -> None:
-        """Lay out the charts."""
+    def _begin(self, loggers: Iterable[object]) -> None:
         for logger in loggers:
             try:
                 self._adapters += filter(None, [adapter_of(logger, self.prefix)])
             except Exception as error:
                 self._warn(f"{type(logger).__name__} gets", error)
+
+    def _lay_out(self, history: Sequence[Record]) -> None:
+        """Lay out the charts."""
         logged = (record for record in history if is_logged(record, self.scalars))
         metrics = in_order(record["metric"] for record in logged)
-        self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
+        if metrics != self._charted:
+            self._charted = metrics
+            self._write_to_all("write_charts", self.prefix, metrics, self.tag_start)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures."""
@@ -124,16 +130,18 @@ class Illustrations:
 
 
 class TensorBoard:
-    """The custom-scalars and image tabs of a ``SummaryWriter``."""
+    """The custom-scalars and image tabs of a ``SummaryWriter``. ``start`` is what its logger puts
+    in front of the tags of scalars.
+    """
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, start: str) -> None:
         self._writer = writer
+        self._start = start
 
     def write_charts(self, prefix: str, metrics: Sequence[str], tag_start: str) -> None:
-        layout = custom_scalars_layout(metrics, tag_start + prefix)
-        titled = {title.removeprefix(tag_start): charts for title, charts in layout.items()}
+        layout = custom_scalars_layout(metrics, prefix, self._start + tag_start)
         self._writer.flush()
-        self._add(layout_summary(titled, self._writer.log_dir))
+        self._add(layout_summary(layout, self._writer.log_dir))
 
     def write_image(self, tag: str, picture: "Png", step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -202,7 +210,8 @@ def wandb_scalar_writer(
                     "Call run.log, at least run.log({}), after each measured step.",
                     stacklevel=2,
                 )
-        last_row, in_row = run.step, scalars
+        last_row = run.step
+        in_row = scalars
         _log_in_open_row(run, _wandb_axis(prefix), step, scalars)
 
     return write
@@ -234,7 +243,8 @@ def adapter_of(logger: Any, prefix: str) -> TensorBoard | Wandb | None:
     if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
         return None
     writer = _summary_writer(logger)
-    return _wandb_adapter(logger, prefix) if writer is None else TensorBoard(writer)
+    start = getattr(logger, "_prefix", "") and f"{logger._prefix}-"  # noqa: SLF001
+    return _wandb_adapter(logger, prefix) if writer is None else TensorBoard(writer, start)
 
 
 def _summary_writer(logger: Any) -> Any:
@@ -248,11 +258,14 @@ def _summary_writer(logger: Any) -> Any:
 
 
 def _wandb_adapter(logger: Any, prefix: str) -> Wandb | None:
-    run, axis = _wandb_run(logger), _wandb_axis(prefix)
+    run = _wandb_run(logger)
+    axis = _wandb_axis(prefix)
     if isinstance(logger, WandbLogger):
-        run, axis = logger.experiment, "trainer/global_step"
+        run = logger.experiment
+        axis = "trainer/global_step"
     elif _is_instance(logger, _HF_CALLBACKS, "WandbCallback"):
-        run, axis = sys.modules["wandb"].run, "train/global_step"
+        run = sys.modules["wandb"].run
+        axis = "train/global_step"
     return run and Wandb(run, axis)
 
 

@@ -82,12 +82,7 @@ _LOST = "its rows were dropped"
 _MOST_BATCHES = 2_000  # of a probe
 _WATCHED_BATCHES = 25  # of one step, after which the weights are compared
 # what the default metrics do without, the first one that fits the budget
-_BOUNDS: Sequence[dict[str, Any]] = (
-    {},
-    {"scatter": False},
-    {"type_tables": False},
-    {"scatter": False, "type_tables": False},
-)
+_BOUNDS: Sequence[Sequence[str]] = (), ("scatter",), ("type_tables",), ("scatter", "type_tables")
 _OF_ONE_RANK = "on_error", "folder", "pictures", "scalars"  # options that may differ
 
 
@@ -329,7 +324,8 @@ class Monitor(ABC):
         self._num_batches = 0  # of that step, so far
         self._watched: Sequence[Tensor] = []  # a few parameters
         self._numbers: list[Tensor] = []  # of these, in an earlier batch of it
-        self._bounds: dict[str, bool] | None = None  # of the metrics, chosen at the first batch
+        # what the metrics do without, by name, from the first batch on
+        self._bounds: Sequence[str] | None = None
         self._opened = False  # what is measured has been said
         self._warned_of_silence = False
         self._was_silent = False  # the last measurement had no records
@@ -349,8 +345,8 @@ class Monitor(ABC):
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule, and the states of the listeners, for a checkpoint.
 
-        ``torch.distributed.checkpoint`` fills the keys that are there before the start, and takes a
-        tuple as one value.
+        ``torch.distributed.checkpoint`` fills the keys that are there before the start, takes a
+        tuple as one value, and loses an empty dict.
         """
         states = [(name, self._ask(name, "state_dict")) for name in self._named_listeners]
         return {
@@ -468,7 +464,7 @@ class Monitor(ABC):
                     seen = SeenRows(*all_reduce_max(own, self._ranks).tolist())
                 widths = [None] * len(geometry.layers)
                 bounds, memory = self.choose_metrics(geometry, seen, ranks, widths)
-                self._bounds = bounds if self._chooses_metrics else None
+                self._bounds = tuple(bounds) if self._chooses_metrics else None
                 geometry.together = memory.together
             planned = plan_sentences(
                 geometry,
@@ -506,7 +502,8 @@ class Monitor(ABC):
             that they take at layers of these widths.
         """
         choices = _BOUNDS[: len(_BOUNDS) if self._chooses_metrics else 1]
-        for bounds in choices if self._bounds is None else [self._bounds]:
+        for names in choices if self._bounds is None else [self._bounds]:
+            bounds: dict[str, Any] = dict.fromkeys(names, False)
             if self._chooses_metrics:
                 geometry.use_metrics(partial(default_metrics, seed=self.seed, **bounds))
             memory = geometry.memory(seen, ranks, self.max_bytes, widths)
@@ -633,7 +630,8 @@ class Monitor(ABC):
         before, self._numbers = self._numbers, first_numbers(self._watched)
         if not all(map(are_equal, before, self._numbers)):
             self._detach()
-            self._geometry, self._window_start = None, None
+            self._geometry = None
+            self._window_start = None
             self._last_batches = LastBatches(self.schedule.window)
             raise ValueError(
                 f"step is still {self._now} in the {self._num_batches}th batch, while weights have "
@@ -741,7 +739,8 @@ class Monitor(ABC):
         self._run = None
         self._geometry = None
         self._last_batches = LastBatches(self.schedule.window)
-        self._watched, self._numbers = [], []
+        self._watched = []
+        self._numbers = []
 
     @_guarded
     def _close_file(self) -> None:
@@ -749,7 +748,8 @@ class Monitor(ABC):
             self._say(f"{said}.")
         if self._file is None:
             return
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         self._write(file.close)
         with suppress(OSError):
             if not self._cannot_write and file.path.exists():
@@ -831,7 +831,8 @@ class Monitor(ABC):
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
             stack.enter_context(kept_sharded(run.model))
-            inputs, told = self._geometry.inputs, self._geometry.inputs.told
+            inputs = self._geometry.inputs
+            told = inputs.told
             if as_training:
                 inputs.told = set()
                 self._set_train_mode()
@@ -871,7 +872,8 @@ class Monitor(ABC):
         """Record what a probe is, once it has been so twice: masks may be drawn anew."""
         if digest(()) in digests:  # a batch that nothing is known of
             return
-        own, before = f"{digest([*map(str, digests)]):x}", self._probe_digest
+        own = f"{digest([*map(str, digests)]):x}"
+        before = self._probe_digest
         if digests and before and own != before and not self._warned_of_probe:
             self._warned_of_probe = True
             self._warn(
@@ -898,7 +900,8 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        has_lost, self._has_lost_rows = self._has_lost_rows, False
+        has_lost = self._has_lost_rows
+        self._has_lost_rows = False
         if not self._all_come(f"step {step}", _LOST if has_lost else ""):
             return
         is_first = self._measured_step is None
@@ -969,7 +972,7 @@ class Monitor(ABC):
             self._history_run = self._file.run
         if not self._failed:
             self._illustrate()
-        self._log(step, logged)  # ends W&B's row
+        self._log(step, measured)  # ends W&B's row
 
     def _illustrate(self, *, last: bool = False) -> None:
         earlier = tuple if self._file is None else self._file.earlier

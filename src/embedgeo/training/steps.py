@@ -368,7 +368,8 @@ def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
     if log is None:
         return lambda step, scalars: None
     if callable(getattr(log, "log_metrics", None)):
-        return lambda step, scalars: log.log_metrics(dict(scalars), step=step)
+        save = getattr(log, "save", bool)  # of Lightning's, which trainers call, too
+        return lambda step, scalars: (log.log_metrics(dict(scalars), step=step), save())
     if callable(getattr(log, "add_scalar", None)):
         return lambda step, scalars: [
             log.add_scalar(tag, value, step) for tag, value in scalars.items()
