@@ -101,6 +101,7 @@ def report(dirs: list[str], out: Path | None = None, reference: list[str] | tupl
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
             at equal steps. They must be measured on the same text, with the same rows and settings.
+            A folder that is among the others is left out.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -108,7 +109,9 @@ def report(dirs: list[str], out: Path | None = None, reference: list[str] | tupl
     folders, earlier = (
         [Path(folder).expanduser() for folder in given] for given in (dirs, reference)
     )
-    print(write_report(folders, out and out.expanduser(), earlier))
+    own = {*map(Path.resolve, folders)}
+    others = [folder for folder in earlier if folder.resolve() not in own]
+    print(write_report(folders, out and out.expanduser(), others))
 
 
 def examples(name: str | None = None) -> None:

@@ -289,7 +289,8 @@ def value_axis(
     it. Layers (of the columns of ``values``), a baseline (by abscissa) and ``others``, by what they
     are, with values that lie farther away are named in the legend.
     """
-    values, errors = np.asarray(values, dtype=float), np.asarray(errors, dtype=float)
+    values = np.asarray(values, dtype=float)
+    errors = np.asarray(errors, dtype=float)
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(low, high)
     scale: Callable[[Any], Array] = np.log10 if is_log else np.asarray
@@ -319,7 +320,8 @@ def value_axis(
         ax.plot([], ls="", label=f"beyond: {listed(beyond, 2)}")
     drawn = values, values - errors, values + errors, *(column for _, column in more)
     at = np.concatenate([[first, last], *map(near, drawn)])
-    bottom, top = at.min(), at.max()
+    bottom = at.min()
+    top = at.max()
     margin = 0.05 * max((top - bottom) or abs(top) or 1.0, _LEAST_LENGTH)
     if is_log:
         # before the scale looks for limits
@@ -347,7 +349,8 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
     if not inside.size or inside.min() == inside.max():
         inside = finite
     low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
-    is_below, is_above = bool((finite < low).any()), bool((finite > high).any())
+    is_below = bool((finite < low).any())
+    is_above = bool((finite > high).any())
     ends = ("both" if is_below else "max") if is_above else "min" if is_below else "neither"
     return low, high, ends
 
@@ -400,14 +403,16 @@ def _legend_name(name: str) -> str:
     """A name without letters that cannot be drawn, in its length; matplotlib hides one that begins
     with an underscore.
     """
-    half, shown = _LONGEST_NAME // 2, formatting.printable(name)
+    half = _LONGEST_NAME // 2
+    shown = formatting.printable(name)
     shown = shown if len(shown) <= _LONGEST_NAME else f"{shown[: half - 1]}…{shown[-half:]}"
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def _family(ax: Axes, family: Lines) -> None:
     """Draw many lines at once; few of them have marks."""
-    x, values = _abscissae(family.values), family.values.to_numpy(dtype=float)
+    x = _abscissae(family.values)
+    values = family.values.to_numpy(dtype=float)
     segments = [np.column_stack((x, column)) for column in values.T]
     collection = LineCollection(segments, colors=family.colours, linewidths=1.1, alpha=0.9)
     ax.add_collection(collection, autolim=False)
@@ -425,7 +430,8 @@ def _abscissae(values: pd.Series | pd.DataFrame) -> Array:
 def band(ax: Axes, values: pd.Series, errors: pd.Series, colour: Any, alpha: float) -> None:
     """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
-        low, high = values - errors, values + errors
+        low = values - errors
+        high = values + errors
         look: dict[str, Any] = {"color": colour, "alpha": alpha, "lw": 0.8, "zorder": 1.5}
         ax.fill_between(_abscissae(values), low, high, **look)
 

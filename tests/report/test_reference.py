@@ -101,9 +101,10 @@ def test_other_numbers_of_rows_and_final_models_are_refused(own, tmp_path, capsy
         behind(own, scaled(tmp_path / "one", 1.0, (8,)))
 
 
-def test_the_page_has_the_band(own, tmp_path, unpainted):
+def test_the_page_has_the_band_of_the_others(own, tmp_path, unpainted):
     earlier = scaled(tmp_path / "old", 3)
-    out = ["--out", str(tmp_path / "out")]
-    assert main(["report", str(own), *out, "--reference", str(earlier)]) == 0
-    page = (tmp_path / "out" / "index.html").read_text()
+    out = tmp_path / "out"
+    given = str(own), "--out", str(out), "--reference", str(own), str(earlier)
+    assert main(["report", *given]) == 0
+    page = (out / "index.html").read_text()
     assert "1 earlier (old), mean over blocks, at equal steps" in page

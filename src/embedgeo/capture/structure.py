@@ -201,7 +201,8 @@ def find_stack(submodel: nn.Module) -> Stack | None:
         return None  # lists of modules are no blocks
     # ALBERT
     if getattr(config, "num_hidden_groups", None) == len(best.blocks):
-        depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
+        depth = config.num_hidden_layers  # type: ignore[union-attr]
+        groups = len(best.blocks)
         return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
     return best
 
@@ -308,7 +309,8 @@ def final_norms(stack: Stack) -> list[nn.Module]:
     # DeBERTa's only norm here is applied to relative positions
     if hasattr(stack.parent, "norm_rel_ebd"):
         return []
-    before, behind = list[nn.Module](), list[nn.Module]()
+    before = list[nn.Module]()
+    behind = list[nn.Module]()
     norms = before
     for name, child in stack.parent.named_children():
         # BART's, applied before the blocks though defined after them

@@ -135,7 +135,8 @@ def find_words(
     type_of_word = None
     if ids_of_tokens is not None:
         order = word.argsort(stable=True)
-        ids, lengths = ids_of_tokens[place[order]].to(torch.int64), word.bincount()
+        ids = ids_of_tokens[place[order]].to(torch.int64)
+        lengths = word.bincount()
         type_of_word = (
             spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths]
         )[kept]

@@ -548,7 +548,8 @@ def _require_as_stored(
     for key, value in model.state_dict().items():
         if key in weights and isinstance(value, torch.Tensor) and value.numel():
             other = first.setdefault((value.data_ptr(), value.shape), key)
-            one, two = weights[key], weights[other]
+            one = weights[key]
+            two = weights[other]
             if key != other and not ((one == two) | (one.isnan() & two.isnan())).all():
                 raise ValueError(
                     f"{name} must have one value for one parameter; {other} and {key} differ, "

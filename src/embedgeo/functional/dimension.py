@@ -82,7 +82,8 @@ def _twonn_estimate(
     log_mu, order = (second / first).log().sort()
     is_known = num_points > 2 and bool((first > 0).all() & second.isfinite().all())
     if not is_known:
-        log_mu, order = log_mu[:0], order[:0]
+        log_mu = log_mu[:0]
+        order = order[:0]
     in_order = group[order]
     left_out = [_rate_of_ratios(log_mu[in_order != i], discard_fraction) for i in range(num_groups)]
     return DimensionEstimate(

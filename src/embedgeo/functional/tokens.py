@@ -373,7 +373,8 @@ class TypeRuns:
         )
         num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
         number = 0
-        sizes, places = self._lengths.split(runs.tolist()), self._order.split(num_rows.tolist())
+        sizes = self._lengths.split(runs.tolist())
+        places = self._order.split(num_rows.tolist())
         for size, place in zip(sizes, places, strict=True):
             every = torch.arange(len(place), device="cpu")
             run = every[: len(size)].repeat_interleave(size, output_size=len(place))

@@ -360,7 +360,8 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
-            own, others = _sizes(self), _sizes(incoming_state)
+            own = _sizes(self)
+            others = _sizes(incoming_state)
             if own != others:
                 raise ValueError(
                     f"can only merge a metric with the same arguments; got {others} for {own}."

@@ -27,13 +27,15 @@ Curves = dict[str, pd.Series]  # by the label of their run or model
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
-    values, errors = Curves(), Curves()
+    values = Curves()
+    errors = Curves()
     for run in runs:
         means = run.means(metric)
         of_means = run.mean_errors(metric)
         for name in means:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
-            values[label], errors[label] = means[name], of_means[name]
+            values[label] = means[name]
+            errors[label] = of_means[name]
     when = f"mean over blocks{of_rows(metric, runs)}; "
     data = _comparison("dynamics", metric, "against step", when, values, errors)
     step_axis(data.figure.axes[0], *(run.steps for run in runs))
@@ -46,12 +48,14 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1
     leaves the last one.
     """
-    values, errors = Curves(), Curves()
+    values = Curves()
+    errors = Curves()
     for run in runs:
         both = [run.table(metric, each).iloc[-1] for each in (run.values, run.errors)]
         for part, depths in relative_depths(run.depth).items():
             label = f"{run.label}, {part[:-1]}" if part else run.label
-            at, places = [*depths], [*depths.values()]
+            at = [*depths]
+            places = [*depths.values()]
             values[label], errors[label] = (each[at].set_axis(places) for each in both)
     when = "runs at their last step" if any(run.has_steps for run in runs) else "final models"
     when += f"{of_rows(metric, runs)}; "

@@ -52,7 +52,8 @@ def dynamics(run: Run, metric: str, *, has_bar: bool = True) -> FigureData:
     ]
     draw.lines(ax, *lines)
     ax.plot(of_all, color="grey", lw=_THIN)
-    values, others = shown.table.join(means), {ALL_ROWS: of_all}
+    values = shown.table.join(means)
+    others = {ALL_ROWS: of_all}
     draw.value_axis(ax, named, values, gaussian, run.layers, errors, others)
     draw.legend(ax)
     has_several = len(gaussian.columns) > 1
@@ -103,7 +104,8 @@ def profile(run: Run, metric: str) -> FigureData:
     if has_several_steps:
         lines = [Lines("step", table, draw.time_bar(ax, run.steps), errors), *lines]
     draw.lines(ax, *lines)
-    expected, others = baseline.reset_index(drop=True), {ALL_ROWS: lines[-1].values}
+    expected = baseline.reset_index(drop=True)
+    others = {ALL_ROWS: lines[-1].values}
     draw.value_axis(ax, named, table.T, expected, run.axis, errors.T, others)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}

@@ -52,7 +52,8 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
     for name, mean in run.means(metric).items():
         earlier = [each for each in references if name in each.means(metric)]
         curves = _earlier_means(run, metric, name, earlier)
-        low, high = curves.min(skipna=False), curves.max(skipna=False)
+        low = curves.min(skipna=False)
+        high = curves.max(skipna=False)
         if low.isna().all():
             continue
         ends = pd.DataFrame({"earlier runs, lowest": low, "earlier runs, highest": high})

@@ -52,5 +52,6 @@ def _least_and_largest(values: pd.Series) -> str:
     known = values.dropna()
     if len(known) < 2:
         return ""
-    least, largest = known.idxmin(), known.idxmax()
+    least = known.idxmin()
+    largest = known.idxmax()
     return f" ({number(known.min())} at {least} to {number(known.max())} at {largest})"

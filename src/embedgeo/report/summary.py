@@ -269,7 +269,8 @@ def _values_of(run: Run, metric: str) -> "pd.Series[float]":
 
 
 def _steps_text(steps: Sequence[int]) -> str:
-    first, last = min(steps), max(steps)
+    first = min(steps)
+    last = max(steps)
     return f"step {first:,}" if first == last else f"{len(steps)} steps from {first:,} to {last:,}"
 
 

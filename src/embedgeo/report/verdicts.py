@@ -125,7 +125,8 @@ def _placed(of_steps: pd.Series, run: Run, other: Run) -> pd.Series:
 def verdicts(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[list[str], pd.DataFrame]:
     """A sentence on each headline of two runs, and their table in words."""
     rows = _rows(a, b, seeds)
-    sentences, cells = [], {}
+    sentences = []
+    cells = {}
     for row in rows:
         metric = row["metric"]
         name = term(metric).name + of_rows(metric, [a, b])
@@ -188,7 +189,8 @@ def _paired_errors(a: Run, b: Run) -> pd.DataFrame:
 
 def _placed_deviations(run: Run, other: Run) -> pd.DataFrame:
     """Of a final model, at the last step of the other run."""
-    of_groups, last = run.deviations, other.steps[-1]
+    of_groups = run.deviations
+    last = other.steps[-1]
     return of_groups if run.has_steps else of_groups.rename(index=lambda _: last, level="step")
 
 

@@ -70,8 +70,10 @@ def moves(values: Values, errors: Values, kind: str) -> dict[str, tuple[float, f
     """
     moved = {}
     for key in _KEYS:
-        with_it, without = key + KINDS[kind].before, key + KINDS[kind].after
-        old, new = values.get(with_it, nan), values.get(without, nan)
+        with_it = key + KINDS[kind].before
+        without = key + KINDS[kind].after
+        old = values.get(with_it, nan)
+        new = values.get(without, nan)
         known = [errors[each] for each in (with_it, without) if not isnan(errors.get(each, nan))]
         error = min(known, default=0.0)
         least = max(MOVED * abs(old), MOVED_ERRORS * error, MOVED_SHARE * (key in _SHARES))

@@ -288,7 +288,8 @@ class TokenLoss:
         last = token_ids.shape[1] // 4 * 2  # even, where no block of positions ends
         others = token_ids.clone()
         others[:, last + 1 :] = others[:, :1]
-        states, changed = self.run(token_ids), self.run(others)
+        states = self.run(token_ids)
+        changed = self.run(others)
         if states is not None and changed is not None:
             change = (changed[0, last] - states[0, last]).std()
             # rounding depends on other tokens where experts take theirs together

@@ -317,7 +317,8 @@ def _tokenize(
         with_words=settings.rows == "words",
     )
     token_ids = tokenized.token_ids
-    begins_with, num_context = "", 0
+    begins_with = ""
+    num_context = 0
     if not for_encoder:
         before = token_ids[: tokenized.num_before].tolist()
         begins_with, num_context = _beginning(before, tokenizer, settings)
