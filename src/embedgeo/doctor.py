@@ -167,7 +167,8 @@ class _Forward(NamedTuple):
 
 def _run(model: nn.Module, layers: Sequence[Layer], batch: Any) -> _Forward:
     """Run the measured model, or the first of the modules inside that can be run."""
-    inputs, widths = ForwardInputs(model), dict[str, int]()
+    inputs = ForwardInputs(model)
+    widths = dict[str, int]()
     first_error: Exception | None = None
 
     def add_hidden(layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:

@@ -104,6 +104,7 @@ def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
     x, ids = token_rows(N, DIM)
     data = DataLoader(list(zip(x, ids, strict=True)), batch_size=30)
     _, run = fit(tmp_path, module=Logs(), data=data, max_epochs=2)
+    assert " Q(" in str(Logs())
     expected = updated(TokenMoments(DIM), x, ids).compute()
     names = {"V_W_over_V_unbiased": "share", "Q": "size"}
     logged = {key: run.callback_metrics[name] for key, name in names.items()}

@@ -414,7 +414,8 @@ class Probe:
             self._take(layer, hidden)
             return
         # in inference mode changes in place do not show
-        kept, changes = (hidden.clone() if hidden.is_inference() else hidden), version(hidden)
+        kept = hidden.clone() if hidden.is_inference() else hidden
+        changes = version(hidden)
 
         def take_last() -> None:
             if changes is not None and version(kept) != changes:

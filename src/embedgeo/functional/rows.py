@@ -462,7 +462,8 @@ def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
     )
     starts[:, :1] = True
     if position_ids is not None and shape[1] > 1:
-        before, after = position_ids[:, :-1], position_ids[:, 1:]
+        before = position_ids[:, :-1]
+        after = position_ids[:, 1:]
         first = torch.where(after - before == 1, before, torch.iinfo(torch.int32).max).amin()
         starts[:, 1:] = (after == first) & (after <= before).any(1, keepdim=True)
     return starts

@@ -328,7 +328,8 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(s)[-1]
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     vector = _first_vector(dim, s.dtype, s.device)
-    previous, beta = torch.zeros_like(vector), vector.new_zeros(())
+    previous = torch.zeros_like(vector)
+    beta = vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
     for step in range(1, _MAX_LANCZOS_STEPS + 1):
         image = torch.mv(s, vector).sub_(beta * previous)
@@ -339,7 +340,8 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
         if step % _LANCZOS_STEPS == 0:
             values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
-            lower, residual = values[-1], beta * vectors[-1, -1].abs()
+            lower = values[-1]
+            residual = beta * vectors[-1, -1].abs()
             if bool(residual <= 1e-6 * lower):
                 # then the squares of the other eigenvalues sum to less than that of this one
                 if bool(lower.square() > 0.51 * torch.linalg.vector_norm(s).square()):
@@ -472,7 +474,8 @@ class _BatchesOfRanks:
 
     def __init__(self, state: AnisotropyBatches, ranks: Ranks) -> None:
         self._pooling = Pooling(state)
-        self._rows, self._ranks = state.pending.to(state.n.dtype), ranks
+        self._rows = state.pending.to(state.n.dtype)
+        self._ranks = ranks
 
     def maxima(self) -> Tensors:
         """Nothing."""

@@ -207,7 +207,8 @@ class _UnitedTables:
 
     def squares(self, sums: Tensors) -> Tensors:
         """Squared deviations from the mean of each."""
-        table, self._counts = self._table, sums["counts"]
+        table = self._table
+        self._counts = sums["counts"]
         self._mean = sums["sums"].div_(self._counts[0].clamp(min=1)[:, None])
         m2 = table.m2.new_zeros(len(self._types))
         for chunk in row_chunks(table.mean):

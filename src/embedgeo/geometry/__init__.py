@@ -414,7 +414,8 @@ class Geometry:
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         self._drop([*self._metrics])
         self._has_kept = False
-        self.had_token_ids, self._has_token_ids = self._has_token_ids, False
+        self.had_token_ids = self._has_token_ids
+        self._has_token_ids = False
         self.probe.layers_without_gradients.clear()
         self.inputs.first_position = None
         self._row_mark = 0

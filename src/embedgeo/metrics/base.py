@@ -343,7 +343,9 @@ class GeometryMetric(Metric):
         return values, dict(zip(values, errors.unbind(), strict=True))
 
     def __getitem__(self, key: str) -> CompositionalMetric:  # type: ignore[override]
-        return CompositionalMetric(itemgetter(key), self, None)
+        value = partial(itemgetter(key))
+        value.__name__ = key  # type: ignore[attr-defined]  # which its repr asks for
+        return CompositionalMetric(value, self, None)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Merge the state of a metric of the same class and arguments that has seen other rows.

@@ -296,7 +296,8 @@ class HistoryFile:
                 aside = self._take_free(partial(link, self.path), "unreadable")
                 self.path.unlink(missing_ok=True)
                 warnings.warn(f"{error} as {aside}.", stacklevel=3)
-        run, origin = metadata.get(_RUN, ""), json.loads(metadata.get(_ORIGIN, "{}"))
+        run = metadata.get(_RUN, "")
+        origin = json.loads(metadata.get(_ORIGIN, "{}"))
         differing = [
             name
             for name, own in self.origin.items()

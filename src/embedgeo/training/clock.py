@@ -39,7 +39,8 @@ class Clock:
         if self._ended is not None:
             self._between.append(now - self._ended)
             self._ended = None
-        self._began, self._is_plain = now, is_plain
+        self._began = now
+        self._is_plain = is_plain
 
     def end(self) -> None:
         """What is measured of a batch has been."""

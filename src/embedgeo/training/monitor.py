@@ -1004,7 +1004,8 @@ class Monitor(ABC):
         """
         outcomes = list[tuple[list[Record], str]]()
         for name, listener in self._named_listeners.items():
-            added, why = list[Record](), self._broken.get(name, "")
+            added = list[Record]()
+            why = self._broken.get(name, "")
             try:
                 if not why:
                     added = _added(step, listener(step, [*Records(records)], geometry))
